@@ -1,1 +1,32 @@
-//! tierkeep-kernels
+//! Products of stored weights with f32 activations, the small operations between them, and the
+//! thread pool that runs them.
+//!
+//! Owns: the arithmetic and its order. Refuses: files, models, tensor names, memory budgets. It
+//! never allocates after construction, never copies weights to f32 and never probes more of the
+//! machine than its instruction sets.
+//!
+//! # The order of sums
+//!
+//! Results are equal bit for bit for every instruction set, thread count and batch width, because
+//! the order of every sum is part of the interface:
+//!
+//! 1. A dot product keeps 32 lanes, all starting at +0. Lane `j` adds `w[i] * x[i]` for the `i`
+//!    congruent to `j` modulo 32, in ascending `i`, multiplied and added separately (never fused).
+//!    What is left when the length is no multiple of 32 goes to lanes 0, 1, ... likewise.
+//! 2. The lanes are reduced in one tree: with `half` = 16, 8, 4, 2, 1 in turn, lane `j` becomes
+//!    `lane[j] + lane[j + half]` for `j < half`. Lane 0 is the sum.
+//! 3. For integer types `w[i]` is the stored integer as f32; the sum is multiplied once by the
+//!    row's scale.
+//!
+//! AVX2 holds the lanes in four registers, AVX-512 in two, scalar code in an array.
+
+mod arch;
+mod convert;
+mod kernels;
+mod matrix;
+pub mod ops;
+mod pool;
+
+pub use kernels::{Isa, IsaError, Kernels};
+pub use matrix::{ElementType, Matrix, MatrixError};
+pub use pool::{MatmulJob, Pool, pin_current_thread};
