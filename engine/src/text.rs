@@ -1,0 +1,1 @@
+//! Tokens from and to text.

@@ -1,0 +1,399 @@
+//! The safetensors header: owns its parsing and every way it can lie. Reads no tensor data.
+//!
+//! Format: 8 bytes little-endian header length, that many bytes of JSON, then the data, which the
+//! header must account for exactly: no gaps, no overlaps, nothing past the end.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+/// Longest header that is read, bytes: the cap of the safetensors library.
+pub const HEADER_CAP_BYTES: u64 = 100_000_000;
+
+/// Element types of the safetensors format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[allow(missing_docs, reason = "the names are the format's own")]
+pub enum DType {
+    #[serde(rename = "BOOL")]
+    Bool,
+    U8,
+    I8,
+    #[serde(rename = "F8_E5M2")]
+    F8E5M2,
+    #[serde(rename = "F8_E4M3")]
+    F8E4M3,
+    #[serde(rename = "F8_E8M0")]
+    F8E8M0,
+    I16,
+    U16,
+    F16,
+    #[serde(rename = "BF16")]
+    Bf16,
+    I32,
+    U32,
+    F32,
+    F64,
+    I64,
+    U64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 | Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 => 1,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+}
+
+/// One tensor as the header describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawTensor {
+    /// Its published name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// First byte, counted from the start of the data.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+}
+
+/// A whole, validated header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardHeader {
+    /// Where the data begin in the file.
+    pub data_start: u64,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Tensors in file order.
+    pub tensors: Vec<RawTensor>,
+    /// The `__metadata__` strings.
+    pub metadata: BTreeMap<String, String>,
+    /// BLAKE3 of the header's JSON.
+    pub hash: [u8; 32],
+}
+
+/// Every way in which a header can be wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    /// The file could not be read.
+    #[error("cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+    /// Fewer than the 8 bytes of the length field.
+    #[error("is {file_bytes} bytes long, too short for a safetensors file")]
+    TooShort {
+        /// Size of the file.
+        file_bytes: u64,
+    },
+    /// The length field asks for more than the cap.
+    #[error("declares a header of {header_bytes} bytes, more than the cap of {HEADER_CAP_BYTES}")]
+    HeaderTooLarge {
+        /// The declared length.
+        header_bytes: u64,
+    },
+    /// The length field points past the end of the file.
+    #[error("declares a header of {header_bytes} bytes but is only {file_bytes} bytes long")]
+    HeaderPastEnd {
+        /// The declared length.
+        header_bytes: u64,
+        /// Size of the file.
+        file_bytes: u64,
+    },
+    /// The header is not the JSON object of the format.
+    #[error("has a header that is not valid: {reason}")]
+    NotJson {
+        /// What the parser said.
+        reason: String,
+    },
+    /// A name occurs twice.
+    #[error("lists tensor {tensor} twice")]
+    Duplicate {
+        /// The name.
+        tensor: String,
+    },
+    /// A dimension is zero.
+    #[error("tensor {tensor} has no elements (shape {shape:?})")]
+    ZeroLength {
+        /// The name.
+        tensor: String,
+        /// Its declared shape.
+        shape: Vec<u64>,
+    },
+    /// Shape times element size overflows or is not the byte range.
+    #[error(
+        "tensor {tensor} of shape {shape:?} and type {dtype:?} does not fill its {range_bytes} bytes"
+    )]
+    ShapeMismatch {
+        /// The name.
+        tensor: String,
+        /// Its declared shape.
+        shape: Vec<u64>,
+        /// Its declared type.
+        dtype: DType,
+        /// The bytes between its offsets.
+        range_bytes: u64,
+    },
+    /// End before start.
+    #[error("tensor {tensor} ends at {end}, before its start at {start}")]
+    Reversed {
+        /// The name.
+        tensor: String,
+        /// First byte.
+        start: u64,
+        /// One past the last.
+        end: u64,
+    },
+    /// A gap before, or an overlap with, the tensor before.
+    #[error("tensor {tensor} starts at {start}, expected {expected} (a gap or an overlap)")]
+    NotContiguous {
+        /// The name.
+        tensor: String,
+        /// Its first byte.
+        start: u64,
+        /// Where the tensor before ended.
+        expected: u64,
+    },
+    /// The file is not as long as its header says.
+    #[error("is {actual_bytes} bytes long, its header accounts for {expected_bytes}: {}",
+        if actual_bytes < expected_bytes { "the file was cut off; fetch it again" }
+        else { "bytes follow the last tensor; fetch it again" })]
+    WrongLength {
+        /// Bytes that the header accounts for.
+        expected_bytes: u64,
+        /// Size of the file.
+        actual_bytes: u64,
+    },
+}
+
+#[derive(Deserialize)]
+struct RawEntry {
+    dtype: DType,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// The header's object in file order, so that a repeated name is seen rather than overwritten.
+#[derive(Default)]
+struct RawHeader {
+    metadata: BTreeMap<String, String>,
+    entries: Vec<(String, RawEntry)>,
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct HeaderVisitor;
+        impl<'de> Visitor<'de> for HeaderVisitor {
+            type Value = RawHeader;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+                let mut header = RawHeader::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        header.metadata = map.next_value()?;
+                    } else {
+                        let entry = map.next_value().map_err(|e: A::Error| {
+                            serde::de::Error::custom(format!("tensor {name}: {e}"))
+                        })?;
+                        header.entries.push((name, entry));
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+/// Parses the JSON of a header and checks it against the size of the file that it came from.
+///
+/// # Errors
+/// Every variant of [`HeaderError`] but the I/O ones.
+pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<ShardHeader, HeaderError> {
+    let raw: RawHeader =
+        serde_json::from_slice(json).map_err(|e| HeaderError::NotJson { reason: e.to_string() })?;
+    let mut tensors: Vec<RawTensor> = raw
+        .entries
+        .into_iter()
+        .map(|(name, entry)| RawTensor {
+            name,
+            dtype: entry.dtype,
+            shape: entry.shape,
+            start: entry.data_offsets.0,
+            end: entry.data_offsets.1,
+        })
+        .collect();
+    check_names(&tensors)?;
+    tensors.sort_by_key(|t| (t.start, t.end));
+    let mut expected = 0;
+    for tensor in &tensors {
+        check_tensor(tensor)?;
+        if tensor.start != expected {
+            return Err(HeaderError::NotContiguous {
+                tensor: tensor.name.clone(),
+                start: tensor.start,
+                expected,
+            });
+        }
+        expected = tensor.end;
+    }
+    let data_start = 8 + json.len() as u64;
+    let expected_bytes = data_start.saturating_add(expected);
+    if expected_bytes != file_bytes {
+        return Err(HeaderError::WrongLength { expected_bytes, actual_bytes: file_bytes });
+    }
+    let hash = *blake3::hash(json).as_bytes();
+    Ok(ShardHeader { data_start, file_bytes, tensors, metadata: raw.metadata, hash })
+}
+
+fn check_names(tensors: &[RawTensor]) -> Result<(), HeaderError> {
+    let mut seen = HashSet::with_capacity(tensors.len());
+    match tensors.iter().find(|t| !seen.insert(t.name.as_str())) {
+        Some(twice) => Err(HeaderError::Duplicate { tensor: twice.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn check_tensor(tensor: &RawTensor) -> Result<(), HeaderError> {
+    let RawTensor { name, dtype, shape, start, end } = tensor;
+    if shape.contains(&0) {
+        return Err(HeaderError::ZeroLength { tensor: name.clone(), shape: shape.clone() });
+    }
+    let range_bytes = end.checked_sub(*start).ok_or_else(|| HeaderError::Reversed {
+        tensor: name.clone(),
+        start: *start,
+        end: *end,
+    })?;
+    let want = shape.iter().try_fold(dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim));
+    if want != Some(range_bytes) {
+        return Err(HeaderError::ShapeMismatch {
+            tensor: name.clone(),
+            shape: shape.clone(),
+            dtype: *dtype,
+            range_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Reads and validates the header of one file; the data are not touched.
+///
+/// # Errors
+/// Every variant of [`HeaderError`]. A hostile length field causes no allocation: it is checked
+/// against the cap and the size of the file first.
+pub fn read_header(path: &Path) -> Result<ShardHeader, HeaderError> {
+    let mut file = File::open(path)?;
+    let file_bytes = file.metadata()?.len();
+    if file_bytes < 8 {
+        return Err(HeaderError::TooShort { file_bytes });
+    }
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let header_bytes = u64::from_le_bytes(length);
+    if header_bytes > HEADER_CAP_BYTES {
+        return Err(HeaderError::HeaderTooLarge { header_bytes });
+    }
+    if header_bytes > file_bytes - 8 {
+        return Err(HeaderError::HeaderPastEnd { header_bytes, file_bytes });
+    }
+    let mut json = vec![0; header_bytes as usize];
+    file.read_exact(&mut json)?;
+    parse_header(&json, file_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(json: &str, data_bytes: u64) -> Result<ShardHeader, HeaderError> {
+        parse_header(json.as_bytes(), 8 + json.len() as u64 + data_bytes)
+    }
+
+    #[test]
+    fn a_good_header_is_read_in_file_order() {
+        let json = r#"{"__metadata__":{"format":"pt"},
+            "b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
+            "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let header = parse(json, 16).unwrap();
+        assert_eq!(header.tensors.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(header.metadata["format"], "pt");
+    }
+
+    #[test]
+    fn every_lie_has_its_own_error() {
+        let cases: &[(&str, u64, &str)] = &[
+            ("[]", 0, "not valid"),
+            (r#"{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}"#, 4, "tensor a"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#,
+                8,
+                "tensor a twice",
+            ),
+            (r#"{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#, 0, "no elements"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4, "does not fill"),
+            (
+                r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,4]}}"#,
+                4,
+                "does not fill",
+            ),
+            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[8,4]}}"#, 4, "before its start"),
+            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#, 6, "gap or an overlap"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#,
+                6,
+                "tensor b starts at 2, expected 4",
+            ),
+            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 3, "cut off"),
+            (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, 5, "bytes follow"),
+            (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,4]}}"#, 4, "not valid"),
+        ];
+        for (json, data_bytes, expect) in cases {
+            let error = parse(json, *data_bytes).unwrap_err().to_string();
+            assert!(error.contains(expect), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn hostile_lengths_allocate_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        for (bytes, expect) in [
+            (vec![0; 3], "too short"),
+            ((1u64 << 60).to_le_bytes().to_vec(), "more than the cap"),
+            (1000u64.to_le_bytes().to_vec(), "only 8 bytes long"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = read_header(&path).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(json in proptest::collection::vec(any::<u8>(), 0..200), size: u64) {
+            let _ = parse_header(&json, size);
+        }
+
+        #[test]
+        fn mutated_headers_never_panic(at in 0usize..120, with: u8, size in 0u64..400) {
+            let mut json = br#"{"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}}"#.to_vec();
+            let at = at % json.len();
+            json[at] = with;
+            let _ = parse_header(&json, size);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The model catalogue: which tensors a checkpoint holds, what each is for, how it is stored and
+//! where it lies. Built from config.json and shard headers; tensor data are never read.
+//!
+//! What is counted is what is present: sizes come from byte ranges, never from names, parameter
+//! counts or the config. The index file is only a hint; the headers are the truth.
+
+mod assemble;
+pub mod config;
+pub mod header;
+mod layout;
+pub mod roles;
+mod shards;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::config::ConfigError;
+pub use self::header::HeaderError;
+pub use self::layout::{ExpertLayout, Extent, PlacedMatrix};
+pub use self::roles::{LayerTensor, Part, Projection, Role};
+use crate::spec::ArchSpec;
+use crate::units::{Bytes, round_up};
+
+/// Alignment of every tensor in memory, bytes: a cache line, and wide enough for any vector load.
+pub const TENSOR_ALIGN: u64 = 64;
+
+/// How a weight is stored, and so how it is computed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoredType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of an IEEE single.
+    Bf16,
+    /// Two's complement bytes, one F32 scale a row.
+    Int8,
+    /// Value plus 8 in a nibble, low nibble first, rows padded to whole bytes, one F32 scale a row.
+    Int4,
+}
+
+impl StoredType {
+    /// Bytes of one row of `cols` elements, scales not counted.
+    #[must_use]
+    pub fn row_bytes(self, cols: u64) -> u64 {
+        match self {
+            Self::F32 => cols * 4,
+            Self::F16 | Self::Bf16 => cols * 2,
+            Self::Int8 => cols,
+            Self::Int4 => cols.div_ceil(2),
+        }
+    }
+
+    /// Whether a row carries an F32 scale in a tensor of its own.
+    #[must_use]
+    pub fn has_row_scales(self) -> bool {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => false,
+            Self::Int8 | Self::Int4 => true,
+        }
+    }
+
+    /// Its name as users see it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
+/// A range of bytes of one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Index into [`Catalogue::shards`].
+    pub shard: u32,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// One weight: a matrix `(rows, cols)`, or a vector as `(1, cols)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// What it is for.
+    pub role: Role,
+    /// Output rows.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// How it is stored.
+    pub stored: StoredType,
+    /// Where it lies.
+    pub weight: Span,
+    /// Where its row scales lie, if it has any.
+    pub scales: Option<Span>,
+}
+
+impl Tensor {
+    /// Bytes on disk, scales included.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.weight.bytes + self.scales.map_or(0, |s| s.bytes))
+    }
+
+    /// Bytes in memory when resident: weight and scales, each aligned to [`TENSOR_ALIGN`].
+    #[must_use]
+    pub fn resident_bytes(&self) -> Bytes {
+        let aligned = |span: Span| round_up(span.bytes, TENSOR_ALIGN);
+        Bytes(aligned(self.weight) + self.scales.map_or(0, aligned))
+    }
+}
+
+/// One file of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Something about the model that a user should know and that does not stop it from running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// What was found.
+    pub finding: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// Everything known of a model without reading its weights.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    /// The model's folder.
+    pub directory: PathBuf,
+    /// Its architecture.
+    pub spec: ArchSpec,
+    /// Its files, by name.
+    pub shards: Vec<Shard>,
+    /// Every weight that is not a routed expert's, in layer order; padding is left out.
+    pub tensors: Vec<Tensor>,
+    /// Routed experts, by [`Catalogue::expert_index`].
+    pub experts: Vec<ExpertLayout>,
+    /// Multi-token-prediction layers that are present and whole.
+    pub n_mtp_layers_present: usize,
+    /// Hash of all headers and sizes; the same wherever the model lies.
+    pub fingerprint: String,
+    /// Bytes of tensors whose names no table knows; they are not loaded.
+    pub unrecognised_bytes: Bytes,
+    /// Number of tensors in all headers.
+    pub n_tensors: usize,
+    /// Size of tokenizer.json, 0 where there is none.
+    pub tokenizer_bytes: Bytes,
+    /// What a user should know.
+    pub warnings: Vec<Warning>,
+    /// For each layer, where its experts start in `experts`.
+    expert_base: Vec<Option<usize>>,
+}
+
+/// Why a model cannot be catalogued.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogueError {
+    /// The folder or one of its small files cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// What was being read.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// There is no config.json.
+    #[error("{} has no config.json: a model is a folder with config.json and *.safetensors", directory.display())]
+    NotAModel {
+        /// The folder.
+        directory: PathBuf,
+    },
+    /// The config cannot be used.
+    #[error("{}: {source}", directory.display())]
+    Config {
+        /// The folder.
+        directory: PathBuf,
+        /// What is wrong.
+        source: ConfigError,
+    },
+    /// No weights.
+    #[error("{} has no model*.safetensors files: fetch the weights", directory.display())]
+    NoShards {
+        /// The folder.
+        directory: PathBuf,
+    },
+    /// A shard that the index or the numbering names is absent.
+    #[error("{} is missing ({named_by}): fetch it again", path.display())]
+    MissingShard {
+        /// Where it should be.
+        path: PathBuf,
+        /// Who says that it should exist.
+        named_by: String,
+    },
+    /// A header is not to be trusted.
+    #[error("{} {source}", path.display())]
+    Header {
+        /// The shard.
+        path: PathBuf,
+        /// What is wrong.
+        source: HeaderError,
+    },
+    /// The same tensor lies in two shards.
+    #[error("tensor {tensor} is in both {} and {}: remove the stale file", first.display(), second.display())]
+    TensorTwice {
+        /// The name.
+        tensor: String,
+        /// One shard.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// A tensor that the architecture needs is nowhere.
+    #[error(
+        "tensor {tensor} is in none of the {shards} shards: the download is incomplete or config.json belongs to another model"
+    )]
+    MissingTensor {
+        /// Its published name.
+        tensor: String,
+        /// How many shards were read.
+        shards: usize,
+    },
+    /// A tensor has another shape than the config asks for.
+    #[error("tensor {tensor} has shape {found:?}, expected {expected:?} by config.json")]
+    WrongShape {
+        /// Its published name.
+        tensor: String,
+        /// The shape in the header.
+        found: Vec<u64>,
+        /// The shape that the config asks for.
+        expected: Vec<u64>,
+    },
+    /// A tensor is stored in a type that this build does not compute on.
+    #[error(
+        "tensor {tensor} is stored as {found}: this build computes on bf16, f16, f32 and packed U8 of 8 or 4 bits with .qs scales"
+    )]
+    UnsupportedType {
+        /// Its published name.
+        tensor: String,
+        /// What was found.
+        found: String,
+    },
+}
+
+impl Catalogue {
+    /// Reads the model in `directory` from its config and shard headers.
+    ///
+    /// # Errors
+    /// [`CatalogueError`]: every variant names the file or the tensor and what to do.
+    pub fn open(directory: &Path) -> Result<Self, CatalogueError> {
+        let config = shards::read_config(directory)?;
+        let mut spec = config::arch_spec(&config)
+            .map_err(|source| CatalogueError::Config { directory: directory.to_owned(), source })?;
+        shards::add_generation_stop_tokens(directory, &mut spec.stop_tokens);
+        let read = shards::read_shards(directory)?;
+        let tokenizer_bytes = std::fs::metadata(directory.join("tokenizer.json"))
+            .map_or(Bytes(0), |m| Bytes(m.len()));
+        let mut catalogue = assemble::assemble(directory, spec, &read)?;
+        catalogue.tokenizer_bytes = tokenizer_bytes;
+        catalogue.warnings.extend(read.warnings);
+        Ok(catalogue)
+    }
+
+    /// The position of a routed expert in [`Catalogue::experts`]; `None` where the layer has none.
+    #[must_use]
+    pub fn expert_index(&self, layer: usize, expert: usize) -> Option<usize> {
+        let base = (*self.expert_base.get(layer)?)?;
+        (expert < self.spec.router.n_experts).then_some(base + expert)
+    }
+
+    /// The layout of one routed expert.
+    #[must_use]
+    pub fn expert(&self, layer: usize, expert: usize) -> Option<&ExpertLayout> {
+        self.experts.get(self.expert_index(layer, expert)?)
+    }
+
+    /// All routed experts of a layer; empty where it has none.
+    #[must_use]
+    pub fn layer_experts(&self, layer: usize) -> &[ExpertLayout] {
+        match self.expert_base.get(layer) {
+            Some(Some(base)) => &self.experts[*base..base + self.spec.router.n_experts],
+            _ => &[],
+        }
+    }
+
+    /// Bytes of a cache slot that can hold any expert of the layer; 0 where it has none.
+    #[must_use]
+    pub fn slot_bytes(&self, layer: usize) -> Bytes {
+        Bytes(self.layer_experts(layer).iter().map(|e| e.slab_bytes).max().unwrap_or(0))
+    }
+
+    /// Every weight by role, for binding.
+    #[must_use]
+    pub fn by_role(&self) -> HashMap<Role, &Tensor> {
+        self.tensors.iter().map(|t| (t.role, t)).collect()
+    }
+
+    /// Whether a tensor belongs to a multi-token-prediction layer.
+    #[must_use]
+    pub fn is_mtp(&self, role: Role) -> bool {
+        match role {
+            Role::Layer { layer, .. } | Role::Expert { layer, .. } => {
+                layer as usize >= self.spec.n_layers
+            }
+            Role::Embedding | Role::Head | Role::FinalNorm | Role::Padding => false,
+        }
+    }
+
+    /// The published name of a role in this model.
+    #[must_use]
+    pub fn name_of(&self, role: Role) -> String {
+        roles::name_of(self.spec.family, role)
+    }
+
+    /// Bytes of all shards.
+    #[must_use]
+    pub fn total_bytes(&self) -> Bytes {
+        self.shards.iter().map(|s| Bytes(s.bytes)).sum()
+    }
+
+    /// Bytes of every routed expert of the decoder layers, as read from disk.
+    #[must_use]
+    pub fn routed_bytes(&self) -> Bytes {
+        self.spec
+            .expert_layers()
+            .flat_map(|layer| self.layer_experts(layer))
+            .map(|e| Bytes(e.read_bytes()))
+            .sum()
+    }
+}
