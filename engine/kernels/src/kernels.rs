@@ -290,3 +290,7 @@ fn matmul_block(
         column += columns;
     }
 }
+
+#[cfg(test)]
+#[path = "kernels_tests.rs"]
+mod tests;

@@ -1,5 +1,135 @@
-//! placeholder
-use super::Table;
+//! The kernels in AVX2 and F16C: 32 lanes in four registers of eight.
+//!
+//! Owns: decoding of blocks into registers. Refuses: FMA, which would change results.
+#![expect(
+    unsafe_code,
+    reason = "vector loads and stores, and calls of functions with target features"
+)]
+
+use std::arch::x86_64::*;
+
+use super::{Table, simd::element_kernels};
+
+type Vector = __m256;
+const WIDTH: usize = 8;
+const REGISTERS: usize = 4;
+type Block = [Vector; REGISTERS];
+
+/// The table, or none where this processor lacks a feature that it uses.
 pub(super) fn table() -> Option<&'static Table> {
-    None
+    (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(&TABLE)
+}
+
+static TABLE: Table = Table {
+    f32: f32::KERNELS,
+    f16: f16::KERNELS,
+    bf16: bf16::KERNELS,
+    int8: int8::KERNELS,
+    int4: int4::KERNELS,
+};
+
+element_kernels!(f32, "avx2,f16c", F32, 128, decode_f32, tall: 2, wide: 1 x 3);
+element_kernels!(f16, "avx2,f16c", F16, 64, decode_f16, tall: 2, wide: 1 x 3);
+element_kernels!(bf16, "avx2,f16c", Bf16, 64, decode_bf16, tall: 2, wide: 1 x 3);
+element_kernels!(int8, "avx2,f16c", Int8, 32, decode_int8, tall: 2, wide: 1 x 3);
+element_kernels!(int4, "avx2,f16c", Int4, 16, decode_int4, tall: 2, wide: 1 x 3);
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn splat(value: f32) -> Vector {
+    _mm256_set1_ps(value)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn add(a: Vector, b: Vector) -> Vector {
+    _mm256_add_ps(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn multiply(a: Vector, b: Vector) -> Vector {
+    _mm256_mul_ps(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load(from: &[f32; WIDTH]) -> Vector {
+    // SAFETY: the reference is to 32 readable bytes, and the load needs no alignment.
+    unsafe { _mm256_loadu_ps(from.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn store(to: &mut [f32; WIDTH], value: Vector) {
+    // SAFETY: the reference is to 32 writable bytes, and the store needs no alignment.
+    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_bytes(from: &[u8; 16]) -> __m128i {
+    // SAFETY: the reference is to 16 readable bytes, and the load needs no alignment.
+    unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_f32(bytes: &[u8; 128]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<32>().0) {
+        let [low, high] = [0, 1].map(|half| load_bytes(&bytes.as_chunks().0[half]));
+        *out = _mm256_castsi256_ps(_mm256_set_m128i(high, low));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_f16(bytes: &[u8; 64]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = _mm256_cvtph_ps(load_bytes(bytes));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_bf16(bytes: &[u8; 64]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        let wide = _mm256_cvtepu16_epi32(load_bytes(bytes));
+        *out = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_int8(bytes: &[u8; 32]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        let narrow = _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
+        *out = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_int4(bytes: &[u8; 16]) -> Block {
+    let bytes = load_bytes(bytes);
+    let mask = _mm_set1_epi8(15);
+    let even = _mm_and_si128(bytes, mask);
+    let odd = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
+    let eight = _mm_set1_epi8(8);
+    let low = _mm_sub_epi8(_mm_unpacklo_epi8(even, odd), eight);
+    let high = _mm_sub_epi8(_mm_unpackhi_epi8(even, odd), eight);
+    [
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(low))),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(high))),
+    ]
 }

@@ -1,5 +1,153 @@
-//! placeholder
-use super::Table;
+//! The kernels in AVX-512: 32 lanes in two registers of sixteen.
+//!
+//! Owns: decoding of blocks into registers. Refuses: FMA, which would change results.
+#![expect(
+    unsafe_code,
+    reason = "vector loads and stores, and calls of functions with target features"
+)]
+
+use std::arch::x86_64::*;
+
+use super::{Table, simd::element_kernels};
+
+type Vector = __m512;
+const WIDTH: usize = 16;
+const REGISTERS: usize = 2;
+type Block = [Vector; REGISTERS];
+
+/// The table, or none where this processor lacks a feature that it uses.
 pub(super) fn table() -> Option<&'static Table> {
-    None
+    (is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl"))
+    .then_some(&TABLE)
+}
+
+static TABLE: Table = Table {
+    f32: f32::KERNELS,
+    f16: f16::KERNELS,
+    bf16: bf16::KERNELS,
+    int8: int8::KERNELS,
+    int4: int4::KERNELS,
+};
+
+element_kernels!(f32, "avx512f,avx512bw,avx512dq,avx512vl", F32, 128, decode_f32, tall: 4, wide: 2 x 4);
+element_kernels!(f16, "avx512f,avx512bw,avx512dq,avx512vl", F16, 64, decode_f16, tall: 4, wide: 2 x 4);
+element_kernels!(bf16, "avx512f,avx512bw,avx512dq,avx512vl", Bf16, 64, decode_bf16, tall: 4, wide: 2 x 4);
+element_kernels!(int8, "avx512f,avx512bw,avx512dq,avx512vl", Int8, 32, decode_int8, tall: 4, wide: 2 x 4);
+element_kernels!(int4, "avx512f,avx512bw,avx512dq,avx512vl", Int4, 16, decode_int4, tall: 4, wide: 2 x 4);
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn splat(value: f32) -> Vector {
+    _mm512_set1_ps(value)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn add(a: Vector, b: Vector) -> Vector {
+    _mm512_add_ps(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn multiply(a: Vector, b: Vector) -> Vector {
+    _mm512_mul_ps(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn load(from: &[f32; WIDTH]) -> Vector {
+    // SAFETY: the reference is to 64 readable bytes, and the load needs no alignment.
+    unsafe { _mm512_loadu_ps(from.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn store(to: &mut [f32; WIDTH], value: Vector) {
+    // SAFETY: the reference is to 64 writable bytes, and the store needs no alignment.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn load_512(from: &[u8; 64]) -> __m512i {
+    // SAFETY: the reference is to 64 readable bytes, and the load needs no alignment.
+    unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn load_256(from: &[u8; 32]) -> __m256i {
+    // SAFETY: the reference is to 32 readable bytes, and the load needs no alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn load_128(from: &[u8; 16]) -> __m128i {
+    // SAFETY: the reference is to 16 readable bytes, and the load needs no alignment.
+    unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_f32(bytes: &[u8; 128]) -> Block {
+    let [low, high] = halves(bytes);
+    [_mm512_castsi512_ps(load_512(low)), _mm512_castsi512_ps(load_512(high))]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_f16(bytes: &[u8; 64]) -> Block {
+    let [low, high] = halves(bytes);
+    [_mm512_cvtph_ps(load_256(low)), _mm512_cvtph_ps(load_256(high))]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_bf16(bytes: &[u8; 64]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        let wide = _mm512_cvtepu16_epi32(load_256(bytes));
+        *out = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide));
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_int8(bytes: &[u8; 32]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(bytes)));
+    }
+    out
+}
+
+/// Sixteen nibbles at once: the first eight in the low lanes, each shifted to the low bits of its
+/// lane, where they index a table of the sixteen values (which ignores the bits above).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_int4(bytes: &[u8; 16]) -> Block {
+    let shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    let values = _mm512_setr_ps(
+        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+    );
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        let [low, high] = halves(bytes).map(|word: &[u8; 4]| i32::from_le_bytes(*word));
+        let words = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
+        *out = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), values);
+    }
+    out
+}
+
+/// Both halves of a block.
+#[inline(always)]
+fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; H]; 2] {
+    const { assert!(N == 2 * H) };
+    let chunks = bytes.as_chunks().0;
+    [&chunks[0], &chunks[1]]
 }

@@ -10,6 +10,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
 /// Lanes of a dot product; see the crate's documentation for the order of sums.
 pub(crate) const LANES: usize = 32;

@@ -1,0 +1,256 @@
+//! The products against a naive oracle, and every instruction set against scalar, bit for bit.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+
+/// Where `count` values of `element` come from, and the f32 that they stand for.
+struct Sample {
+    element: ElementType,
+    rows: usize,
+    cols: usize,
+    /// Data and scales begin at odd offsets.
+    offset: usize,
+    data: Vec<u8>,
+    scales: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl Sample {
+    /// Reduces arbitrary bytes to finite values; floats of all magnitudes, denormals included,
+    /// unless they would be infinite or NaN.
+    fn new(element: ElementType, rows: usize, cols: usize, offset: usize, noise: &[u8]) -> Self {
+        let row_bytes = element.row_bytes(cols);
+        let mut data: Vec<u8> =
+            noise.iter().copied().cycle().take(offset + rows * row_bytes).collect();
+        let mut values = Vec::new();
+        for row in 0..rows {
+            let bytes = &mut data[offset + row * row_bytes..][..row_bytes];
+            for c in 0..cols {
+                values.push(match element {
+                    ElementType::F32 => {
+                        let cell: &mut [u8; 4] = (&mut bytes[4 * c..4 * c + 4]).try_into().unwrap();
+                        if !f32::from_le_bytes(*cell).is_finite() {
+                            *cell = f32::MIN_POSITIVE.to_le_bytes();
+                        }
+                        f32::from_le_bytes(*cell)
+                    }
+                    ElementType::F16 | ElementType::Bf16 => {
+                        let cell: &mut [u8; 2] = (&mut bytes[2 * c..2 * c + 2]).try_into().unwrap();
+                        let to_f32 = |cell: [u8; 2]| match element {
+                            ElementType::F16 => half::f16::from_le_bytes(cell).to_f32(),
+                            _ => half::bf16::from_le_bytes(cell).to_f32(),
+                        };
+                        if !to_f32(*cell).is_finite() {
+                            *cell = [1, 0x80];
+                        }
+                        to_f32(*cell)
+                    }
+                    ElementType::Int8 => f32::from(bytes[c] as i8),
+                    ElementType::Int4 => f32::from((bytes[c / 2] >> (c % 2 * 4) & 15) as i8 - 8),
+                });
+            }
+        }
+        let mut scales = vec![0; offset];
+        if element.has_scales() {
+            for row in 0..rows {
+                scales.extend((0.013 * (row as f32 + 0.7)).to_le_bytes());
+            }
+        }
+        Self { element, rows, cols, offset, data, scales, values }
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        let (data, scales) = (&self.data[self.offset..], &self.scales[self.offset..]);
+        Matrix::new(self.element, self.rows, self.cols, data, scales).unwrap()
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+/// The order of sums as the crate's documentation states it.
+fn naive_dot(w: &[f32], x: &[f32], scale: f32) -> f32 {
+    let mut lanes = [0.0_f32; 32];
+    for i in 0..w.len() {
+        lanes[i % 32] += w[i] * x[i];
+    }
+    for half in [16, 8, 4, 2, 1] {
+        for j in 0..half {
+            lanes[j] += lanes[j + half];
+        }
+    }
+    lanes[0] * scale
+}
+
+/// Equal bits, or both NaN (from infinities of opposite sign): which NaN is not promised.
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+fn assert_same(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        assert!(same(found, expected), "{what} at {i}: {found:e} against {expected:e}");
+    }
+}
+
+fn extreme() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        8 => -3.0_f32..3.0,
+        1 => Just(0.0),
+        1 => Just(-0.0),
+        1 => Just(f32::from_bits(1)),
+        1 => Just(-1e-41),
+        1 => Just(1e30),
+        1 => Just(-3e38),
+        1 => any::<f32>().prop_filter("finite", |x| x.is_finite()),
+    ]
+}
+
+fn lengths() -> impl Strategy<Value = usize> {
+    prop_oneof![0_usize..140, Just(256), Just(512), 500_usize..600]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn every_instruction_set_follows_the_order_of_sums(
+        element in select(&ElementType::ALL[..]),
+        rows in 1_usize..11,
+        cols in lengths(),
+        batch in 1_usize..=9,
+        offset in 0_usize..5,
+        noise in vec(any::<u8>(), 997),
+        xs in vec(extreme(), 1009),
+    ) {
+        let sample = Sample::new(element, rows, cols, offset, &noise);
+        let w = sample.matrix();
+        // One more in front, so that x is not aligned to a register.
+        let x: Vec<f32> = xs.iter().copied().cycle().take(batch * cols + 1).collect();
+        let x = &x[1..];
+        let mut expected = vec![0.0; batch * rows];
+        for b in 0..batch {
+            for row in 0..rows {
+                let x = &x[b * cols..(b + 1) * cols];
+                expected[b * rows + row] = naive_dot(sample.row(row), x, w.scale(row));
+            }
+        }
+        let coefficients = &xs[..rows];
+        let start: Vec<f32> = xs.iter().rev().copied().cycle().take(cols).collect();
+        let mut accumulated = start.clone();
+        for (row, coefficient) in coefficients.iter().enumerate() {
+            let coefficient = coefficient * w.scale(row);
+            for (out, value) in accumulated.iter_mut().zip(sample.row(row)) {
+                *out += coefficient * value;
+            }
+        }
+        for isa in Isa::supported() {
+            let kernels = Kernels::new(isa).unwrap();
+            let what = format!("{isa} {element} {rows} x {cols}");
+
+            let mut found = vec![f32::NAN; batch * rows];
+            kernels.matmul_rows(&w, 0..rows, x, batch, |row, b, value| {
+                assert!(found[b * rows + row].is_nan() || value.is_nan(), "put twice");
+                found[b * rows + row] = value;
+            });
+            assert_same(&found, &expected, &what);
+
+            let single = kernels.dot(&w, rows - 1, &x[..cols]);
+            assert_same(&[single], &expected[rows - 1..rows], &what);
+            let first = rows / 3;
+            let mut scores = vec![0.0; rows - first];
+            kernels.dot_rows(&w, first..rows, &x[..cols], &mut scores);
+            assert_same(&scores, &expected[first..rows], &what);
+
+            let mut out = start.clone();
+            kernels.accumulate_rows(&w, 0..rows, coefficients, &mut out);
+            assert_same(&out, &accumulated, &what);
+
+            let mut out = vec![f32::NAN; cols];
+            kernels.decode_row(&w, rows - 1, &mut out);
+            let decoded: Vec<f32> =
+                sample.row(rows - 1).iter().map(|value| value * w.scale(rows - 1)).collect();
+            assert_same(&out, &decoded, &what);
+        }
+    }
+
+    #[test]
+    fn encoded_rows_decode_to_the_nearest(xs in vec(extreme(), 0..80)) {
+        for isa in Isa::supported() {
+            let kernels = Kernels::new(isa).unwrap();
+            for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+                let mut bytes = vec![0; element.row_bytes(xs.len())];
+                kernels.encode_row(element, &xs, &mut bytes);
+                let w = Matrix::new(element, 1, xs.len(), &bytes, &[]).unwrap();
+                let mut out = vec![0.0; xs.len()];
+                kernels.decode_row(&w, 0, &mut out);
+                let expected: Vec<f32> = xs.iter().map(|&x| match element {
+                    ElementType::F16 => half::f16::from_f32(x).to_f32(),
+                    ElementType::Bf16 => half::bf16::from_f32(x).to_f32(),
+                    _ => x,
+                }).collect();
+                assert_same(&out, &expected, "encode");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_16_bit_float_and_integer_decodes_alike() {
+    let shorts: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let mut expected = vec![0.0; 1 << 18];
+    let mut found = expected.clone();
+    for element in ElementType::ALL {
+        let cols = shorts.len() / element.row_bytes(64) * 64;
+        let scale = 1.0_f32.to_le_bytes();
+        let scales: &[u8] = if element.has_scales() { &scale } else { &[] };
+        let w = Matrix::new(element, 1, cols, &shorts, scales).unwrap();
+        Kernels::new(Isa::Scalar).unwrap().decode_row(&w, 0, &mut expected[..cols]);
+        for isa in Isa::supported() {
+            Kernels::new(isa).unwrap().decode_row(&w, 0, &mut found[..cols]);
+            assert_same(&found[..cols], &expected[..cols], &format!("{isa} {element}"));
+        }
+    }
+}
+
+#[test]
+fn strided_rows_give_what_gathered_rows_give() {
+    let noise: Vec<u8> =
+        (0..4000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 21) as u8).collect();
+    let (rows, cols, stride) = (9, 37, 101);
+    let scales: Vec<u8> = (1..=rows).flat_map(|row| (row as f32).to_le_bytes()).collect();
+    let span = (rows - 1) * stride + cols;
+    let strided =
+        Matrix::with_row_stride(ElementType::Int8, rows, cols, stride, &noise[..span], &scales)
+            .unwrap();
+    let gathered: Vec<u8> = (0..rows).flat_map(|row| strided.row(row)).copied().collect();
+    let plain = Matrix::new(ElementType::Int8, rows, cols, &gathered, &scales).unwrap();
+    let x: Vec<f32> = (0..5 * cols).map(|i| (i as f32).cos()).collect();
+    for isa in Isa::supported() {
+        let kernels = Kernels::new(isa).unwrap();
+        let product = |w: &Matrix<'_>| {
+            let mut out = vec![0.0; 5 * rows];
+            kernels.matmul_rows(w, 0..rows, &x, 5, |row, b, value| out[b * rows + row] = value);
+            kernels.accumulate_rows(w, 0..rows, &x[..rows], &mut out[..cols]);
+            out
+        };
+        assert_eq!(product(&strided), product(&plain), "{isa}");
+    }
+}
+
+#[test]
+fn names_of_instruction_sets_round_trip() {
+    for isa in Isa::ALL {
+        assert_eq!(isa.to_string().parse(), Ok(isa));
+    }
+    assert_eq!("avx3".parse::<Isa>(), Err(IsaError::Unknown("avx3".to_owned())));
+    let supported = Isa::supported();
+    assert_eq!(supported[0], Isa::Scalar);
+    assert_eq!(supported.last(), Some(&Isa::best()));
+    for isa in Isa::ALL {
+        assert_eq!(Kernels::new(isa).is_ok(), supported.contains(&isa));
+    }
+}
