@@ -1,1 +1,34 @@
-//! tierkeep-doctor
+//! Facts about this machine, each with its source.
+//!
+//! This crate finds out what processor, memory, disk, GPUs and platform a program runs on, and what
+//! limits hold for it there. Every fact says whether it was measured, read, estimated or assumed, or
+//! why it is unknown. It knows nothing of models, prints nothing, reads no environment variables,
+//! never exits, and cannot fail: see [`Probe::run`].
+#![forbid(unsafe_code)]
+
+mod bandwidth;
+mod cgroup;
+mod cpu;
+mod disk;
+mod disk_read;
+mod fact;
+mod facts;
+mod gpu;
+mod memory;
+pub mod parse;
+mod platform;
+mod probe;
+pub mod process;
+mod tree;
+
+pub use disk::filesystem_kind;
+pub use fact::{Fact, Source};
+pub use facts::{
+    CgroupLimit, CgroupVersion, CpuFacts, DiskFacts, DiskReadSpeed, Facts, FilesystemKind, GpuFact,
+    GpuFacts, MemoryFacts, PlatformFacts, SCHEMA_VERSION,
+};
+pub use probe::Probe;
+
+/// Reason given for what is only looked for on Linux.
+#[cfg_attr(target_os = "linux", allow(dead_code))]
+const NOT_SUPPORTED: &str = "not supported on this platform yet";

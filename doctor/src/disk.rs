@@ -1,0 +1,165 @@
+//! The disk under a directory: filesystem, mount, device, space.
+//!
+//! Owns the mapping from a directory to its mount and its block device, and the table of filesystem
+//! kinds. Refuses to write anything. Timing is in `disk_read`.
+
+use std::path::Path;
+
+use crate::fact::Fact;
+use crate::facts::{DiskFacts, FilesystemKind};
+use crate::parse::{self, Mount};
+use crate::tree::Tree;
+
+/// Facts about the disk under `directory`, read speed apart.
+pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> DiskFacts {
+    let Some(directory) = directory else { return nothing_known("no directory was given") };
+    let on_disk = match tree.path(directory).canonicalize() {
+        Ok(on_disk) => on_disk,
+        Err(error) => {
+            return nothing_known(&format!("cannot find {}: {error}", directory.display()));
+        }
+    };
+    let logical = tree.logical(&on_disk);
+    let mount = mount_of(tree, &logical);
+    let from_mount = |get: fn(&Mount) -> String| match &mount {
+        Ok(mount) => Fact::read(get(mount), "/proc/self/mountinfo"),
+        Err(reason) => Fact::unknown(reason.clone()),
+    };
+    let (free_bytes, total_bytes) = space(&on_disk);
+    DiskFacts {
+        path: Fact::read(logical.display().to_string(), "the directory asked about"),
+        filesystem: from_mount(|mount| mount.filesystem.clone()),
+        kind: match &mount {
+            Ok(mount) => Fact::read(
+                filesystem_kind(&mount.filesystem),
+                format!("{} mounted at {}", mount.filesystem, mount.mount_point),
+            ),
+            Err(reason) => Fact::unknown(reason.clone()),
+        },
+        mount_point: from_mount(|mount| mount.mount_point.clone()),
+        device: from_mount(|mount| mount.source.clone()),
+        free_bytes,
+        total_bytes,
+        rotational: match &mount {
+            Ok(mount) => rotational(tree, mount),
+            Err(reason) => Fact::unknown(reason.clone()),
+        },
+        read: Fact::default(),
+    }
+}
+
+fn nothing_known(reason: &str) -> DiskFacts {
+    DiskFacts {
+        path: Fact::unknown(reason),
+        filesystem: Fact::unknown(reason),
+        kind: Fact::unknown(reason),
+        mount_point: Fact::unknown(reason),
+        device: Fact::unknown(reason),
+        free_bytes: Fact::unknown(reason),
+        total_bytes: Fact::unknown(reason),
+        rotational: Fact::unknown(reason),
+        read: Fact::unknown(reason),
+    }
+}
+
+/// The mount that a path lies in: the longest mount point above it, the last of equals.
+fn mount_of(tree: &Tree, path: &Path) -> Result<Mount, String> {
+    let text = tree.read("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+    parse::parse_mountinfo(&text)
+        .into_iter()
+        .filter(|mount| path.starts_with(&mount.mount_point))
+        .max_by_key(|mount| Path::new(&mount.mount_point).components().count())
+        .ok_or_else(|| format!("no mount in /proc/self/mountinfo holds {}", path.display()))
+}
+
+/// What kind of filesystem a type from the list of mounts is.
+pub fn filesystem_kind(filesystem: &str) -> FilesystemKind {
+    match filesystem {
+        "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "zfs" | "f2fs" | "bcachefs" | "jfs"
+        | "reiserfs" | "nilfs2" | "vfat" | "msdos" | "exfat" | "ntfs" | "ntfs3" | "hfsplus"
+        | "apfs" | "iso9660" | "udf" | "squashfs" | "erofs" => FilesystemKind::Local,
+        "nfs" | "nfs4" | "cifs" | "smb2" | "smb3" | "smbfs" | "9p" | "virtiofs" | "vboxsf"
+        | "vmhgfs" | "prl_fs" | "drvfs" | "ceph" | "lustre" | "gpfs" | "beegfs" | "afs"
+        | "glusterfs" | "orangefs" | "ocfs2" | "gfs2" => FilesystemKind::Network,
+        "tmpfs" | "ramfs" | "devtmpfs" | "hugetlbfs" => FilesystemKind::Memory,
+        "overlay" | "overlayfs" | "aufs" | "unionfs" => FilesystemKind::Overlay,
+        "fuse" | "fuseblk" => FilesystemKind::Fuse,
+        other if other.starts_with("fuse.") => FilesystemKind::Fuse,
+        _ => FilesystemKind::Unknown,
+    }
+}
+
+/// Whether the block device of a mount says that it rotates.
+fn rotational(tree: &Tree, mount: &Mount) -> Fact<bool> {
+    let (major, minor) = mount.device_number;
+    let by_number = format!("/sys/dev/block/{major}:{minor}");
+    // Filesystems that span devices have a number of their own; their first device has a name.
+    let name = Path::new(&mount.source).file_name().map(|name| name.to_string_lossy().into_owned());
+    let by_name = name
+        .filter(|_| mount.source.starts_with("/dev/"))
+        .map(|name| format!("/sys/class/block/{name}"));
+    for directory in std::iter::once(by_number.clone()).chain(by_name) {
+        let Ok(on_disk) = tree.path(&directory).canonicalize() else { continue };
+        // A partition has no queue of its own; its disk is the directory above.
+        for holder in [Some(on_disk.as_path()), on_disk.parent()].into_iter().flatten() {
+            let file = tree.logical(&holder.join("queue/rotational"));
+            if let Ok(text) = tree.read_value(&file) {
+                let detail = format!("{}, as the device reports", file.display());
+                return match text.as_str() {
+                    "0" => Fact::read(false, detail),
+                    "1" => Fact::read(true, detail),
+                    other => {
+                        Fact::unknown(format!("{}: expected 0 or 1, found {other}", file.display()))
+                    }
+                };
+            }
+        }
+    }
+    Fact::unknown(format!(
+        "{} on {} is no block device in {by_number}",
+        mount.filesystem, mount.source
+    ))
+}
+
+/// Free and total bytes of the filesystem at a path.
+#[cfg(target_os = "linux")]
+fn space(on_disk: &Path) -> (Fact<u64>, Fact<u64>) {
+    match rustix::fs::statvfs(on_disk) {
+        Ok(stat) => {
+            let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+            (
+                Fact::read(bytes(stat.f_bavail), "statvfs"),
+                Fact::read(bytes(stat.f_blocks), "statvfs"),
+            )
+        }
+        Err(error) => {
+            let reason = format!("statvfs: {error}");
+            (Fact::unknown(reason.clone()), Fact::unknown(reason))
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn space(_on_disk: &Path) -> (Fact<u64>, Fact<u64>) {
+    let unknown = || Fact::unknown(crate::NOT_SUPPORTED);
+    (unknown(), unknown())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds() {
+        for (filesystem, kind) in [
+            ("ext4", FilesystemKind::Local),
+            ("9p", FilesystemKind::Network),
+            ("fuse.sshfs", FilesystemKind::Fuse),
+            ("tmpfs", FilesystemKind::Memory),
+            ("overlay", FilesystemKind::Overlay),
+            ("surprisefs", FilesystemKind::Unknown),
+        ] {
+            assert_eq!(filesystem_kind(filesystem), kind, "{filesystem}");
+        }
+    }
+}

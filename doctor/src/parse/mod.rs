@@ -1,0 +1,59 @@
+//! Parsers of the kernel's text files.
+//!
+//! Owns the reading of text that others wrote. Every function here is pure, and none panics or
+//! allocates more than a small multiple of its input whatever the text: lines that make no sense
+//! are skipped, single values that make no sense are a [`ParseError`].
+
+mod cgroup;
+mod cpu;
+mod memory;
+mod mount;
+
+pub use cgroup::{
+    CgroupMembership, MemoryStat, parse_cfs_quota, parse_cgroup, parse_cgroup_limit, parse_cpu_max,
+    parse_memory_stat,
+};
+pub use cpu::{CpuInfo, Processor, parse_cache_size, parse_cpu_list, parse_cpuinfo};
+pub use memory::{
+    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_process_io,
+    parse_process_status,
+};
+pub use mount::{Mount, parse_mountinfo};
+
+use thiserror::Error;
+
+/// A value in a kernel file that is not what it should be.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ParseError {
+    /// Not a number of bytes, microseconds or the like.
+    #[error("{what}: expected a number, found \"{found}\"")]
+    NotANumber {
+        /// What was being read.
+        what: &'static str,
+        /// The beginning of what was found.
+        found: String,
+    },
+    /// Not a list of CPUs such as `0-3,8`.
+    #[error("expected a list of CPUs such as 0-3,8, found \"{found}\"")]
+    NotACpuList {
+        /// The beginning of what was found.
+        found: String,
+    },
+    /// A CPU number beyond any machine.
+    #[error("CPU number {found} is beyond {limit}")]
+    CpuOutOfRange {
+        /// The number found.
+        found: usize,
+        /// The highest that is believed.
+        limit: usize,
+    },
+}
+
+/// The beginning of a text, short enough for a message.
+fn excerpt(text: &str) -> String {
+    text.trim().chars().take(40).collect()
+}
+
+fn number(what: &'static str, text: &str) -> Result<u64, ParseError> {
+    text.trim().parse().map_err(|_| ParseError::NotANumber { what, found: excerpt(text) })
+}

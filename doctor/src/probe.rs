@@ -1,0 +1,170 @@
+//! The probe: what to look at, and the looking.
+//!
+//! Owns the order of the parts and what each may cost. Refuses to fail, to print and to read the
+//! environment: settings come from the caller and progress goes back to it.
+
+use std::path::PathBuf;
+
+use crate::fact::Fact;
+use crate::facts::{Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
+use crate::tree::Tree;
+use crate::{bandwidth, cpu, disk, disk_read, gpu, memory, platform};
+
+const NOT_MEASURED: &str = "not measured (--no-measure)";
+
+/// Reads of this size where the caller names none.
+const DEFAULT_READ_BYTES: u64 = 1 << 20;
+
+/// Reads in flight where the caller names no number: enough to keep an NVMe drive busy at 1 MiB,
+/// few enough that a rotating disk is not slowed by its own queue.
+const DEFAULT_QUEUE_DEPTH: u32 = 8;
+
+/// Finds out the facts about a machine.
+///
+/// ```
+/// let facts = tierkeep_doctor::Probe::new().measure(false).run(&mut |_| {});
+/// assert_eq!(facts.schema_version, tierkeep_doctor::SCHEMA_VERSION);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Probe {
+    root: PathBuf,
+    affinity: Option<Vec<usize>>,
+    directory: Option<PathBuf>,
+    files: Vec<PathBuf>,
+    read_bytes: u64,
+    queue_depth: u32,
+    is_measuring: bool,
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Probe {
+    /// A probe of the running machine, with measurements, without a directory.
+    pub fn new() -> Self {
+        Self {
+            root: PathBuf::from("/"),
+            affinity: None,
+            directory: None,
+            files: Vec::new(),
+            read_bytes: DEFAULT_READ_BYTES,
+            queue_depth: DEFAULT_QUEUE_DEPTH,
+            is_measuring: true,
+        }
+    }
+
+    /// Looks below another root than `/`, where the files of another machine are recorded. All paths
+    /// given to the probe are below it too. What only system calls and drivers tell is then unknown.
+    #[must_use]
+    pub fn root(mut self, root: PathBuf) -> Self {
+        self.root = root;
+        self
+    }
+
+    /// Takes these CPU numbers for the affinity mask instead of asking for that of this process.
+    #[must_use]
+    pub fn affinity(mut self, cpus: Vec<usize>) -> Self {
+        self.affinity = Some(cpus);
+        self
+    }
+
+    /// The directory whose disk matters.
+    #[must_use]
+    pub fn directory(mut self, directory: Option<PathBuf>) -> Self {
+        self.directory = directory;
+        self
+    }
+
+    /// Existing files to measure reads from; none are written.
+    #[must_use]
+    pub fn files(mut self, files: Vec<PathBuf>) -> Self {
+        self.files = files;
+        self
+    }
+
+    /// Size of one measured read: 1 MiB unless set, rounded up to 4096 bytes, at most 64 MiB.
+    #[must_use]
+    pub fn read_bytes(mut self, read_bytes: u64) -> Self {
+        self.read_bytes = read_bytes;
+        self
+    }
+
+    /// Measured reads in flight at once: 8 unless set, at least 1.
+    #[must_use]
+    pub fn queue_depth(mut self, queue_depth: u32) -> Self {
+        self.queue_depth = queue_depth;
+        self
+    }
+
+    /// Whether to time memory and disk, which takes a second or two; otherwise both are unknown.
+    #[must_use]
+    pub fn measure(mut self, is_measuring: bool) -> Self {
+        self.is_measuring = is_measuring;
+        self
+    }
+
+    /// Finds everything out, telling `progress` before each part what it is. Cannot fail: what cannot
+    /// be learnt is unknown, with the reason.
+    pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Facts {
+        let tree = Tree::new(self.root.clone());
+        progress("reading processor and memory");
+        let cpu = cpu::probe(&tree, self.affinity.as_deref());
+        let mut memory = memory::probe(&tree);
+        progress("reading disk and platform");
+        let mut disk = disk::probe(&tree, self.directory.as_deref());
+        let platform = platform::probe(&tree);
+        progress("asking the GPU driver");
+        let gpus = if tree.is_live() {
+            gpu::probe()
+        } else {
+            GpuFacts { nvidia: Fact::unknown("a recorded tree has no GPU driver to ask") }
+        };
+        if self.is_measuring {
+            progress("measuring memory bandwidth");
+            measure_memory(&tree, cpu.usable_threads.value().copied(), &mut memory);
+            progress("measuring disk reads");
+            disk.read = self.measure_disk(&tree, disk.filesystem.value().map(String::as_str));
+        } else {
+            memory.read_bandwidth_bytes_per_s = Fact::unknown(NOT_MEASURED);
+            memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(NOT_MEASURED);
+            disk.read = Fact::unknown(NOT_MEASURED);
+        }
+        Facts { schema_version: SCHEMA_VERSION, cpu, memory, disk, gpus, platform }
+    }
+
+    fn measure_disk(
+        &self,
+        tree: &Tree,
+        filesystem: Option<&str>,
+    ) -> Fact<crate::facts::DiskReadSpeed> {
+        if filesystem == Some("zfs") {
+            return Fact::unknown("not measurable: zfs may answer direct reads from its own cache");
+        }
+        let files: Vec<(String, PathBuf)> =
+            self.files.iter().map(|file| (file.display().to_string(), tree.path(file))).collect();
+        let settings =
+            disk_read::Settings { read_bytes: self.read_bytes, queue_depth: self.queue_depth };
+        disk_read::measure(&files, settings)
+    }
+}
+
+fn measure_memory(tree: &Tree, threads: Option<u64>, memory: &mut MemoryFacts) {
+    let (all, one) = match memory.usable_bytes.value() {
+        Some(&usable) if tree.is_live() => {
+            bandwidth::measure(threads.unwrap_or(1), usable, cpu::last_level_cache_bytes(tree))
+        }
+        Some(_) => {
+            let reason = "a recorded tree has no memory to measure";
+            (Fact::unknown(reason), Fact::unknown(reason))
+        }
+        None => {
+            let reason = "not measured: how much memory may be used is unknown";
+            (Fact::unknown(reason), Fact::unknown(reason))
+        }
+    };
+    memory.read_bandwidth_bytes_per_s = all;
+    memory.read_bandwidth_one_thread_bytes_per_s = one;
+}

@@ -1,0 +1,121 @@
+//! What this process holds and has read.
+//!
+//! Owns figures that change while a program runs. Refuses to add up or judge them: the caller
+//! compares them with its budget.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup;
+use crate::fact::Fact;
+use crate::parse;
+use crate::tree::Tree;
+
+/// Memory of this process, as the kernel counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessMemory {
+    /// Resident anonymous memory.
+    pub rss_anon_bytes: u64,
+    /// Resident pages of mapped files.
+    pub rss_file_bytes: u64,
+    /// Resident shared memory.
+    pub rss_shmem_bytes: u64,
+    /// The most that was resident at once (`VmHWM`).
+    pub peak_rss_bytes: u64,
+    /// Anonymous memory in swap.
+    pub swap_bytes: u64,
+    /// Memory locked against swapping.
+    pub locked_bytes: u64,
+}
+
+/// What this process has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessIo {
+    /// Bytes fetched from storage for this process, page faults and read-ahead included.
+    pub read_bytes: u64,
+    /// Bytes returned by read calls, wherever they came from.
+    pub rchar_bytes: u64,
+}
+
+/// Memory of this process now.
+pub fn memory() -> Fact<ProcessMemory> {
+    memory_in(&Tree::live())
+}
+
+/// What this process has read since it began.
+pub fn io() -> Fact<ProcessIo> {
+    io_in(&Tree::live())
+}
+
+/// The most bytes that this process's own control group has held, page cache and its other processes
+/// included. The root group, and kernels before 5.19 in version 2, do not count it.
+pub fn cgroup_peak() -> Fact<u64> {
+    cgroup_peak_in(&Tree::live())
+}
+
+fn memory_in(tree: &Tree) -> Fact<ProcessMemory> {
+    const FILE: &str = "/proc/self/status";
+    let status = match tree.read(FILE) {
+        Ok(text) => parse::parse_process_status(&text),
+        Err(error) => return Fact::unknown(error.to_string()),
+    };
+    let all = || {
+        Some(ProcessMemory {
+            rss_anon_bytes: status.rss_anon_bytes?,
+            rss_file_bytes: status.rss_file_bytes?,
+            rss_shmem_bytes: status.rss_shmem_bytes?,
+            peak_rss_bytes: status.peak_rss_bytes?,
+            swap_bytes: status.swap_bytes?,
+            locked_bytes: status.locked_bytes?,
+        })
+    };
+    match all() {
+        Some(memory) => Fact::read(memory, FILE),
+        None => Fact::unknown(format!("{FILE} lacks some of its memory figures")),
+    }
+}
+
+fn io_in(tree: &Tree) -> Fact<ProcessIo> {
+    const FILE: &str = "/proc/self/io";
+    let counters = match tree.read(FILE) {
+        Ok(text) => parse::parse_process_io(&text),
+        Err(error) => return Fact::unknown(error.to_string()),
+    };
+    match (counters.read_bytes, counters.rchar_bytes) {
+        (Some(read_bytes), Some(rchar_bytes)) => {
+            Fact::read(ProcessIo { read_bytes, rchar_bytes }, FILE)
+        }
+        _ => Fact::unknown(format!("{FILE} lacks read_bytes or rchar")),
+    }
+}
+
+fn cgroup_peak_in(tree: &Tree) -> Fact<u64> {
+    match cgroup::memory_peak(tree) {
+        Ok((bytes, detail)) => Fact::read(bytes, detail),
+        Err(reason) => Fact::unknown(reason),
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_holds_and_reads_something() {
+        let memory = memory().into_value().unwrap();
+        assert!(memory.rss_anon_bytes > 0);
+        assert!(memory.peak_rss_bytes >= memory.rss_anon_bytes / 2);
+        let io = io().into_value().unwrap();
+        assert!(io.rchar_bytes > 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown() {
+        let empty = tempfile::tempdir().unwrap();
+        let tree = Tree::new(empty.path().to_path_buf());
+        assert!(memory_in(&tree).detail().contains("/proc/self/status"));
+        assert!(io_in(&tree).detail().contains("/proc/self/io"));
+        assert!(cgroup_peak_in(&tree).detail().contains("/proc/self/cgroup"));
+    }
+}
