@@ -66,6 +66,18 @@ fn store(to: &mut [f32; WIDTH], value: Vector) {
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), value) }
 }
 
+/// Asks for the cache lines of a block `ahead` bytes after `block`, which may be past everything.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+#[allow(unused_unsafe, reason = "the intrinsic became safe after the oldest compiler we support")]
+fn prefetch<const N: usize>(block: &[u8; N], ahead: usize) {
+    for line in (0..N).step_by(64) {
+        let address = block.as_ptr().wrapping_add(ahead + line);
+        // SAFETY: a prefetch accesses nothing, so that any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load_bytes(from: &[u8; 16]) -> __m128i {

@@ -2,7 +2,7 @@
 //!
 //! Owns: the walk over blocks of 32 elements, in the order of sums that the crate promises.
 //! Refuses: intrinsics; a module that expands this macro has `Vector`, `WIDTH`, `REGISTERS`,
-//! `splat`, `add`, `multiply`, `load` and `store`, and one function for each stored type that
+//! `splat`, `add`, `multiply`, `load`, `store` and `prefetch`, and one function for each stored type that
 //! decodes a block into registers.
 
 /// Defines a module with the kernels for one stored type.
@@ -17,7 +17,7 @@ macro_rules! element_kernels {
         mod $module {
             use std::array;
 
-            use super::{REGISTERS, Vector, WIDTH, add, load, multiply, splat, store};
+            use super::{REGISTERS, Vector, WIDTH, add, load, multiply, prefetch, splat, store};
             use crate::arch::{
                 ACCUMULATE_ROWS, ElementKernels, LANES, MAX_TILE, Tile,
                 scalar::{accumulate_tail, decode_tail, finish, $element},
@@ -50,8 +50,18 @@ macro_rules! element_kernels {
                 let vectors: [&[[f32; LANES]]; C] =
                     array::from_fn(|c| &x[c * cols..].as_chunks().0[..blocks]);
                 let mut sums: [[[Vector; REGISTERS]; C]; R] = [[[splat(0.0); REGISTERS]; C]; R];
+                // Said once more, because the compiler forgets it on the way through the arrays.
+                for r in 0..R {
+                    assert!(weights[r].len() == blocks);
+                }
+                for c in 0..C {
+                    assert!(vectors[c].len() == blocks);
+                }
                 for block in 0..blocks {
                     for r in 0..R {
+                        // The same place in the next tile: rows lie one after another, but the
+                        // processor's own prefetch stops at pages and starts late on short rows.
+                        prefetch(&weights[r][block], R * row_stride);
                         let decoded = super::$decode(&weights[r][block]);
                         for c in 0..C {
                             let x = vectors[c][block].as_chunks::<WIDTH>().0;
@@ -92,6 +102,7 @@ macro_rules! element_kernels {
                         sums[k] = load(&out[k]);
                     }
                     for r in 0..R {
+                        prefetch(&weights[r][block], R * row_stride);
                         let decoded = super::$decode(&weights[r][block]);
                         for k in 0..REGISTERS {
                             sums[k] = add(sums[k], multiply(splat(a[r]), decoded[k]));
