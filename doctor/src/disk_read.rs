@@ -88,6 +88,7 @@ mod linux {
         let mut places = 0_u64;
         for (name, path) in paths {
             let file = open(name, path)?;
+            refuse_caches(name, &file)?;
             for (start, end) in stored_ranges(name, &file)? {
                 let offset = start.next_multiple_of(ALIGNMENT_BYTES);
                 let count = end.saturating_sub(offset) / read_bytes;
@@ -170,6 +171,22 @@ mod linux {
             }
             Err(error) => Err(format!("cannot open {name}: {error}")),
         }
+    }
+
+    /// Refuses filesystems that take a direct read and answer it from memory. `tmpfs` takes them since
+    /// Linux 6.6; ZFS had no direct reads before 2.3 and answered from its own cache. The numbers are
+    /// those of statfs(2).
+    fn refuse_caches(name: &str, file: &File) -> Result<(), String> {
+        let filesystem = rustix::fs::fstatfs(file)
+            .map_err(|error| format!("cannot find the filesystem of {name}: {error}"))?;
+        // The type's width and sign differ between architectures; all these numbers fit 32 bits.
+        let keeper = match filesystem.f_type as u32 {
+            0x0102_1994 => "tmpfs keeps it in memory",
+            0x8584_58f6 => "ramfs keeps it in memory",
+            0x2fc1_2fc1 => "zfs may answer direct reads from its own cache",
+            _ => return Ok(()),
+        };
+        Err(format!("not measurable: {name}: {keeper}"))
     }
 
     /// The ranges of a file that are stored, holes left out.

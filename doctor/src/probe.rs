@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use crate::fact::Fact;
-use crate::facts::{Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
+use crate::facts::{DiskReadSpeed, Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
 use crate::tree::Tree;
 use crate::{bandwidth, cpu, disk, disk_read, gpu, memory, platform};
 
@@ -126,7 +126,7 @@ impl Probe {
             progress("measuring memory bandwidth");
             measure_memory(&tree, cpu.usable_threads.value().copied(), &mut memory);
             progress("measuring disk reads");
-            disk.read = self.measure_disk(&tree, disk.filesystem.value().map(String::as_str));
+            disk.read = self.measure_disk(&tree);
         } else {
             memory.read_bandwidth_bytes_per_s = Fact::unknown(NOT_MEASURED);
             memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(NOT_MEASURED);
@@ -135,14 +135,7 @@ impl Probe {
         Facts { schema_version: SCHEMA_VERSION, cpu, memory, disk, gpus, platform }
     }
 
-    fn measure_disk(
-        &self,
-        tree: &Tree,
-        filesystem: Option<&str>,
-    ) -> Fact<crate::facts::DiskReadSpeed> {
-        if filesystem == Some("zfs") {
-            return Fact::unknown("not measurable: zfs may answer direct reads from its own cache");
-        }
+    fn measure_disk(&self, tree: &Tree) -> Fact<DiskReadSpeed> {
         let files: Vec<(String, PathBuf)> =
             self.files.iter().map(|file| (file.display().to_string(), tree.path(file))).collect();
         let settings =
