@@ -53,11 +53,12 @@ pub(crate) fn measure(
         note.push_str("; under twice the last-level cache, which may have helped");
     }
     if cfg!(debug_assertions) {
-        note.push_str("; unoptimised build, so a lower bound");
+        note.push_str("; a build for debugging, which may read slower than memory allows");
     }
     let fact = |speeds: Vec<f64>, threads: usize| match middle_and_best(speeds) {
         Some((median, best)) => Fact::measured(
-            median,
+            // Whole bytes: a fraction is noise, and not every JSON reader keeps its last digit.
+            median.round(),
             format!(
                 "median sum over {} MiB by {threads} thread(s), best {:.1} GB/s{note}",
                 buffer_bytes / MIB,

@@ -144,7 +144,8 @@ mod linux {
             })
         })?;
         let elapsed = start.elapsed();
-        let bytes_per_s = total_bytes as f64 / elapsed.as_secs_f64();
+        // Whole bytes: a fraction is noise, and not every JSON reader keeps its last digit.
+        let bytes_per_s = (total_bytes as f64 / elapsed.as_secs_f64()).round();
         if bytes_per_s > IMPLAUSIBLE_BYTES_PER_S {
             return Err(format!(
                 "not measurable: {:.1} GB/s is no disk's speed, a cache answered",
