@@ -7,6 +7,10 @@
 //! facts, so that any plan can be made for any machine.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod catalogue;
+pub mod estimate;
+pub mod place;
+pub mod plan;
 pub mod spec;
 pub mod units;

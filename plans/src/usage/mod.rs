@@ -1,0 +1,25 @@
+//! Usage history: which experts a user's work asks for, kept from run to run beside the model.
+//!
+//! Owns what one run observed ([`Session`]), what is remembered of all runs ([`History`]), the
+//! file that carries it (`docs/usage-format.md`) and the import of other engines' counts. Judges
+//! nothing: what follows from a history for pins and hit rates is `simulate`'s business. Never
+//! reads the environment; folders are given by the caller.
+
+mod file;
+mod format;
+mod history;
+mod import;
+mod session;
+
+#[cfg(test)]
+mod file_tests;
+#[cfg(test)]
+mod history_tests;
+
+pub use self::file::{LoadOutcome, Saved, UsageError, default_path, load, save};
+pub use self::format::{FORMAT_VERSION, FormatError, parse, render};
+pub use self::history::{
+    DECAY_TOKENS, History, MAX_OLD_TOKENS, MAX_RUNS, MAX_SEGMENTS, Segment, ShapeMismatch,
+};
+pub use self::import::{ImportError, ImportedCounts, import_counts};
+pub use self::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, Session};

@@ -1,0 +1,208 @@
+//! What one run observes of its routing. Owns the counters and the bounded sample that the decode
+//! path writes to; allocates at construction only.
+
+use serde::{Deserialize, Serialize};
+
+use super::import::ImportedCounts;
+use crate::units::{Bytes, LayerId};
+
+/// Most accesses (token, layer, expert) that a sample keeps, in a session and in the file: 512 KiB
+/// in memory, about 1 MB in the file, 420 tokens of GLM-5.2 and 2048 of OLMoE.
+pub const MAX_SAMPLE_ACCESSES: usize = 1 << 18;
+
+/// Whose routing it is: the model and the shape of one token's routing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutingShape {
+    /// The catalogue's fingerprint of the model.
+    pub fingerprint: String,
+    /// The layers that route to experts, in the order of every per-layer array here.
+    pub layers: Vec<LayerId>,
+    /// Routed experts per layer.
+    pub n_experts: u32,
+    /// Routed experts per token and layer.
+    pub n_experts_active: u32,
+}
+
+impl RoutingShape {
+    /// Accesses of one token: `n_layers * n_experts_active`.
+    #[must_use]
+    pub fn accesses_per_token(&self) -> usize {
+        self.layers.len().saturating_mul(self.n_experts_active as usize)
+    }
+
+    /// Length of a flat count array, `(n_layers, n_experts)`.
+    pub(super) fn counts_len(&self) -> usize {
+        self.layers.len().saturating_mul(self.n_experts as usize)
+    }
+}
+
+/// What one run predicted and what happened, for calibration of the next estimate. A rate is a
+/// share from 0 to 1; `None` is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunRecord {
+    /// Predicted decode speed that 9 runs in 10 exceed.
+    pub predicted_tok_per_s_p10: Option<f64>,
+    /// Predicted median decode speed.
+    pub predicted_tok_per_s_p50: Option<f64>,
+    /// Predicted decode speed that 1 run in 10 exceeds.
+    pub predicted_tok_per_s_p90: Option<f64>,
+    /// Predicted median hit rate.
+    pub predicted_hit_rate: Option<f64>,
+    /// Measured decode speed.
+    pub actual_tok_per_s: Option<f64>,
+    /// Measured hit rate in decode, cold misses counted.
+    pub actual_hit_rate: Option<f64>,
+    /// Tokens that were decoded.
+    pub decoded_tokens: Option<u64>,
+    /// Memory budget of the run.
+    pub budget_bytes: Option<Bytes>,
+    /// Context length that was provided for, tokens.
+    pub context_tokens: Option<u64>,
+    /// Compute threads.
+    pub n_threads: Option<u32>,
+}
+
+impl RunRecord {
+    /// The record with numbers that JSON cannot hold (NaN, infinity) made unknown.
+    pub(super) fn finite(&self) -> Self {
+        let finite = |value: Option<f64>| value.filter(|v| v.is_finite());
+        Self {
+            predicted_tok_per_s_p10: finite(self.predicted_tok_per_s_p10),
+            predicted_tok_per_s_p50: finite(self.predicted_tok_per_s_p50),
+            predicted_tok_per_s_p90: finite(self.predicted_tok_per_s_p90),
+            predicted_hit_rate: finite(self.predicted_hit_rate),
+            actual_tok_per_s: finite(self.actual_tok_per_s),
+            actual_hit_rate: finite(self.actual_hit_rate),
+            ..self.clone()
+        }
+    }
+}
+
+/// What one run observed. Saved once, at its end: a session that is saved twice counts twice.
+#[derive(Debug)]
+pub struct Session {
+    shape: RoutingShape,
+    /// `(n_layers, n_experts)`.
+    counts: Vec<u64>,
+    /// A ring of whole tokens, each `(n_layers, n_experts_active)`: replay needs contiguous
+    /// tokens, so the sample is the newest window and not a random choice.
+    ring: Vec<u16>,
+    ring_capacity_tokens: usize,
+    n_tokens: u64,
+    run: Option<RunRecord>,
+}
+
+impl Session {
+    /// An empty session. `layers` are those that route to experts, in the order in which
+    /// [`Self::record_token`] will be given them.
+    #[must_use]
+    pub fn new(
+        fingerprint: &str,
+        layers: &[LayerId],
+        n_experts: u32,
+        n_experts_active: u32,
+    ) -> Self {
+        let shape = RoutingShape {
+            fingerprint: fingerprint.to_owned(),
+            layers: layers.to_vec(),
+            n_experts,
+            n_experts_active,
+        };
+        let per_token = shape.accesses_per_token();
+        let ring_capacity_tokens = MAX_SAMPLE_ACCESSES.checked_div(per_token).unwrap_or(0);
+        Self {
+            counts: vec![0; shape.counts_len()],
+            ring: Vec::with_capacity(ring_capacity_tokens * per_token),
+            ring_capacity_tokens,
+            n_tokens: 0,
+            run: None,
+            shape,
+        }
+    }
+
+    /// Records the routing of one decoded token: `experts` is `(n_layers, n_experts_active)`, each
+    /// layer's experts in descending router weight. Does not allocate.
+    ///
+    /// A slice of another length or an id that is no expert is a bug of the caller; release
+    /// builds leave such a token out, because a wrong record is worse than none.
+    pub fn record_token(&mut self, experts: &[u16]) {
+        let per_token = self.shape.accesses_per_token();
+        let n_experts = self.shape.n_experts;
+        let valid = experts.len() == per_token && experts.iter().all(|&e| u32::from(e) < n_experts);
+        debug_assert!(valid, "a token's routing has {per_token} ids below {n_experts}");
+        if !valid || per_token == 0 {
+            return;
+        }
+        let rows = self.counts.chunks_exact_mut(n_experts as usize);
+        for (row, chosen) in rows.zip(experts.chunks_exact(self.shape.n_experts_active as usize)) {
+            for &expert in chosen {
+                row[usize::from(expert)] += 1;
+            }
+        }
+        if self.ring.len() < self.ring_capacity_tokens * per_token {
+            self.ring.extend_from_slice(experts);
+        } else if self.ring_capacity_tokens > 0 {
+            let slot = (self.n_tokens % self.ring_capacity_tokens as u64) as usize * per_token;
+            self.ring[slot..slot + per_token].copy_from_slice(experts);
+        }
+        self.n_tokens += 1;
+    }
+
+    /// Adds counts of another engine. Returns the accesses that were left out because their layer
+    /// does not route to experts here (such as a multi-token-prediction layer's).
+    pub fn record_counts(&mut self, imported: &ImportedCounts) -> u64 {
+        let mut left_out: u64 = imported.counts.iter().fold(0, |sum, &c| sum.saturating_add(c));
+        let width = self.shape.n_experts as usize;
+        if width == 0 {
+            return left_out;
+        }
+        for (row, &layer) in self.counts.chunks_exact_mut(width).zip(&self.shape.layers) {
+            for (count, &added) in row.iter_mut().zip(imported.row(layer)) {
+                *count = count.saturating_add(added);
+                left_out = left_out.saturating_sub(added);
+            }
+        }
+        left_out
+    }
+
+    /// Sets what the run predicted and measured.
+    pub fn set_run(&mut self, run: RunRecord) {
+        self.run = Some(run);
+    }
+
+    /// The model and the shape of its routing.
+    #[must_use]
+    pub fn shape(&self) -> &RoutingShape {
+        &self.shape
+    }
+
+    /// Access counts, `(n_layers, n_experts)`.
+    #[must_use]
+    pub fn counts(&self) -> &[u64] {
+        &self.counts
+    }
+
+    /// Decoded tokens recorded, whether or not the sample still holds them.
+    #[must_use]
+    pub fn n_tokens(&self) -> u64 {
+        self.n_tokens
+    }
+
+    /// What the run predicted and measured, if set.
+    #[must_use]
+    pub fn run(&self) -> Option<&RunRecord> {
+        self.run.as_ref()
+    }
+
+    /// The newest contiguous tokens, oldest first: `(n_tokens, n_layers, n_experts_active)`.
+    #[must_use]
+    pub fn sample(&self) -> Vec<u16> {
+        let mut sample = self.ring.clone();
+        if self.ring_capacity_tokens > 0 && self.n_tokens > self.ring_capacity_tokens as u64 {
+            let oldest = (self.n_tokens % self.ring_capacity_tokens as u64) as usize;
+            sample.rotate_left(oldest * self.shape.accesses_per_token());
+        }
+        sample
+    }
+}
