@@ -30,5 +30,4 @@ pub use facts::{
 pub use probe::Probe;
 
 /// Reason given for what is only looked for on Linux.
-#[cfg_attr(target_os = "linux", allow(dead_code))]
 const NOT_SUPPORTED: &str = "not supported on this platform yet";

@@ -77,6 +77,9 @@ impl Tree {
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> Result<String, ReadError> {
         let path = path.as_ref();
         let read = || {
+            if cfg!(not(target_os = "linux")) && self.is_live() {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, crate::NOT_SUPPORTED));
+            }
             let mut bytes = Vec::new();
             File::open(self.path(path))?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
             Ok(String::from_utf8_lossy(&bytes).into_owned())
