@@ -1,0 +1,437 @@
+//! Where everything goes in the output. Owns which weights become what, the order of tensors, the
+//! cut into files, the alignment of experts and the headers; reads and writes nothing.
+//!
+//! All sizes follow from shapes, so the whole output is known to the byte before any of it is
+//! written: headers can come first, and files carry their count in their names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use tierkeep_plans::catalogue::header::HEADER_CAP_BYTES;
+use tierkeep_plans::catalogue::{
+    Catalogue, ExpertLayout, LayerTensor, Projection, Role, Span, StoredType,
+};
+use tierkeep_plans::units::{Bytes, round_up};
+
+use super::{ConvertError, ConvertOptions, TensorClass};
+
+/// Where experts start: the page of the page cache and the unit of direct reads.
+const EXPERT_ALIGN: u64 = 4096;
+
+/// One weight: where it comes from and what it becomes.
+pub(super) struct Job {
+    /// Its published name.
+    pub(super) name: String,
+    pub(super) class: TensorClass,
+    pub(super) rows: u64,
+    pub(super) cols: u64,
+    /// Norms and biases have one dimension.
+    is_vector: bool,
+    /// How the source stores it.
+    pub(super) stored: StoredType,
+    /// How the output does; copied where it is the same.
+    pub(super) target: StoredType,
+    pub(super) weight: Span,
+    pub(super) scales: Option<Span>,
+}
+
+impl Job {
+    /// Source bytes, scales included.
+    pub(super) fn bytes_in(&self) -> u64 {
+        self.weight.bytes + self.scales.map_or(0, |s| s.bytes)
+    }
+
+    fn weight_bytes_out(&self) -> u64 {
+        self.rows * self.target.row_bytes(self.cols)
+    }
+
+    fn scale_bytes_out(&self) -> u64 {
+        if self.target.has_row_scales() { self.rows * 4 } else { 0 }
+    }
+
+    /// Output bytes, scales included.
+    pub(super) fn bytes_out(&self) -> u64 {
+        self.weight_bytes_out() + self.scale_bytes_out()
+    }
+
+    fn dtype_and_shape(&self) -> (&'static str, Vec<u64>) {
+        let logical = || if self.is_vector { vec![self.cols] } else { vec![self.rows, self.cols] };
+        match self.target {
+            StoredType::F32 => ("F32", logical()),
+            StoredType::F16 => ("F16", logical()),
+            StoredType::Bf16 => ("BF16", logical()),
+            StoredType::Int8 | StoredType::Int4 => {
+                ("U8", vec![self.rows, self.target.row_bytes(self.cols)])
+            }
+        }
+    }
+}
+
+/// What follows what in a file.
+pub(super) enum Entry {
+    /// So many zeros.
+    Pad(u64),
+    /// The weight of that job, then its scales.
+    Job(usize),
+}
+
+/// One output file.
+pub(super) struct ShardPlan {
+    pub(super) file_name: String,
+    /// The length field, the JSON and the spaces that align the data.
+    pub(super) header: Vec<u8>,
+    pub(super) entries: Vec<Entry>,
+    data_bytes: u64,
+}
+
+/// The whole output.
+pub(super) struct OutputPlan {
+    pub(super) jobs: Vec<Job>,
+    pub(super) shards: Vec<ShardPlan>,
+}
+
+impl OutputPlan {
+    pub(super) fn file_bytes(&self) -> Bytes {
+        self.header_bytes() + self.shards.iter().map(|s| Bytes(s.data_bytes)).sum()
+    }
+
+    pub(super) fn header_bytes(&self) -> Bytes {
+        self.shards.iter().map(|s| Bytes(s.header.len() as u64)).sum()
+    }
+
+    pub(super) fn padding_bytes(&self) -> Bytes {
+        let entries = self.shards.iter().flat_map(|s| &s.entries);
+        entries.map(|e| if let Entry::Pad(bytes) = e { Bytes(*bytes) } else { Bytes(0) }).sum()
+    }
+
+    /// The text of model.safetensors.index.json; padding is in no index, since no reader asks for
+    /// it by name.
+    pub(super) fn index(&self) -> String {
+        let mut weight_map = BTreeMap::new();
+        for shard in &self.shards {
+            for entry in &shard.entries {
+                if let Entry::Job(job) = entry {
+                    let job = &self.jobs[*job];
+                    weight_map.insert(job.name.clone(), &shard.file_name);
+                    if job.target.has_row_scales() {
+                        weight_map.insert(format!("{}.qs", job.name), &shard.file_name);
+                    }
+                }
+            }
+        }
+        let total: u64 = self.jobs.iter().map(Job::bytes_out).sum();
+        let mut text =
+            format!("{{\n \"metadata\": {{\"total_size\": {total}}},\n \"weight_map\": {{");
+        for (index, (name, file)) in weight_map.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(text, "{comma}\n  {}: {}", quoted(name), quoted(file));
+        }
+        text.push_str("\n }\n}\n");
+        text
+    }
+}
+
+/// Plans the output of a conversion.
+pub(super) fn plan(
+    catalogue: &Catalogue,
+    options: &ConvertOptions,
+) -> Result<OutputPlan, ConvertError> {
+    let mut planner = Planner { catalogue, options, jobs: Vec::new(), units: Vec::new() };
+    planner.add_all()?;
+    let Planner { jobs, units, .. } = planner;
+    let metadata = metadata(&jobs);
+    let files = cut_into_files(&jobs, &units, options.shard_bytes.0);
+    let n_files = files.len();
+    let mut n_pads = 0;
+    let shards = files
+        .into_iter()
+        .enumerate()
+        .map(|(index, (entries, data_bytes))| {
+            let file_name = format!("model-{:05}-of-{n_files:05}.safetensors", index + 1);
+            let header = header(&metadata, &entries, &jobs, &mut n_pads);
+            let header_bytes = header.len() as u64 - 8;
+            if header_bytes > HEADER_CAP_BYTES {
+                return Err(ConvertError::HeaderTooLarge {
+                    path: PathBuf::from(file_name),
+                    header_bytes,
+                });
+            }
+            Ok(ShardPlan { file_name, header, entries, data_bytes })
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(OutputPlan { jobs, shards })
+}
+
+/// Jobs that stay together in one file; an expert's start at a multiple of [`EXPERT_ALIGN`].
+struct Unit {
+    first_job: usize,
+    n_jobs: usize,
+    is_expert: bool,
+}
+
+struct Planner<'a> {
+    catalogue: &'a Catalogue,
+    options: &'a ConvertOptions,
+    jobs: Vec<Job>,
+    units: Vec<Unit>,
+}
+
+impl Planner<'_> {
+    /// The catalogue's order, with the experts of a layer after the layer's other tensors.
+    fn add_all(&mut self) -> Result<(), ConvertError> {
+        let mut layer_in_work = None;
+        for tensor in &self.catalogue.tensors {
+            let layer = match tensor.role {
+                Role::Layer { layer, .. } | Role::Expert { layer, .. } => Some(layer),
+                Role::Embedding | Role::Head | Role::FinalNorm | Role::Padding => None,
+            };
+            if layer != layer_in_work {
+                self.add_experts(layer_in_work)?;
+                layer_in_work = layer;
+            }
+            self.add_job(
+                tensor.role,
+                (tensor.rows, tensor.cols),
+                tensor.stored,
+                (tensor.weight, tensor.scales),
+            )?;
+            self.units.push(Unit { first_job: self.jobs.len() - 1, n_jobs: 1, is_expert: false });
+        }
+        self.add_experts(layer_in_work)
+    }
+
+    fn add_experts(&mut self, layer: Option<u32>) -> Result<(), ConvertError> {
+        let Some(layer) = layer else { return Ok(()) };
+        let catalogue = self.catalogue;
+        let (hidden, ff) =
+            (catalogue.spec.hidden_size as u64, catalogue.spec.expert_ff_size as u64);
+        for (expert, layout) in catalogue.layer_experts(layer as usize).iter().enumerate() {
+            let first_job = self.jobs.len();
+            for projection in [Projection::Gate, Projection::Up, Projection::Down] {
+                let shape = match projection {
+                    Projection::Gate | Projection::Up => (ff, hidden),
+                    Projection::Down => (hidden, ff),
+                };
+                let matrix = layout.matrix(projection);
+                let weight_bytes = shape.0 * matrix.stored.row_bytes(shape.1);
+                let role = Role::Expert { layer, expert: expert as u32, projection };
+                let weight = self.file_span(role, layout, matrix.weight_offset, weight_bytes)?;
+                let scales = if matrix.stored.has_row_scales() {
+                    Some(self.file_span(role, layout, matrix.scales_offset, shape.0 * 4)?)
+                } else {
+                    None
+                };
+                self.add_job(role, shape, matrix.stored, (weight, scales))?;
+            }
+            let n_jobs = self.jobs.len() - first_job;
+            self.units.push(Unit { first_job, n_jobs, is_expert: true });
+        }
+        Ok(())
+    }
+
+    /// Where in its shard a piece of an expert lies, from where it goes in the slab.
+    fn file_span(
+        &self,
+        role: Role,
+        layout: &ExpertLayout,
+        slab_offset: u64,
+        bytes: u64,
+    ) -> Result<Span, ConvertError> {
+        layout
+            .extents()
+            .iter()
+            .find(|e| {
+                e.slab_offset <= slab_offset && slab_offset + bytes <= e.slab_offset + e.bytes
+            })
+            .map(|e| {
+                let offset = e.offset + (slab_offset - e.slab_offset);
+                Span { shard: e.shard, offset, bytes }
+            })
+            .ok_or_else(|| ConvertError::Misplaced { weight: self.catalogue.name_of(role) })
+    }
+
+    fn add_job(
+        &mut self,
+        role: Role,
+        (rows, cols): (u64, u64),
+        stored: StoredType,
+        (weight, scales): (Span, Option<Span>),
+    ) -> Result<(), ConvertError> {
+        let name = self.catalogue.name_of(role);
+        let class = class_of(self.catalogue, role);
+        let target = match class.bits(self.options).stored() {
+            // Of one column, 8 and 4 bits have the same bytes, and readers tell them apart by bytes.
+            Some(_) if cols < 2 => stored,
+            Some(wanted) if stored.has_row_scales() && stored != wanted => {
+                return Err(ConvertError::Requantise { weight: name, stored, wanted });
+            }
+            Some(wanted) => wanted,
+            None => stored,
+        };
+        let is_vector = matches!(role, Role::FinalNorm)
+            || matches!(role, Role::Layer { tensor, .. } if kind_of(tensor) == Kind::Vector);
+        self.jobs.push(Job { name, class, rows, cols, is_vector, stored, target, weight, scales });
+        Ok(())
+    }
+}
+
+/// What kind of arithmetic a tensor takes part in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Norms and biases: few bytes, and every element counts.
+    Vector,
+    /// Small matrices whose outputs are compared with each other, so that an error changes which
+    /// experts or positions are chosen.
+    Selecting,
+    /// Everything else.
+    Matrix,
+}
+
+fn kind_of(tensor: LayerTensor) -> Kind {
+    use LayerTensor as T;
+    match tensor {
+        T::InputNorm
+        | T::PostAttentionNorm
+        | T::QueryDownNorm
+        | T::LatentNorm
+        | T::QueryNorm
+        | T::KeyNorm
+        | T::IndexerKeyNorm
+        | T::IndexerKeyNormBias
+        | T::RouterBias
+        | T::MtpEmbeddingNorm
+        | T::MtpStateNorm
+        | T::MtpHeadNorm => Kind::Vector,
+        T::Router | T::IndexerHeadWeights => Kind::Selecting,
+        T::QueryDown
+        | T::QueryUp
+        | T::LatentDown
+        | T::LatentUp
+        | T::Query
+        | T::Key
+        | T::Value
+        | T::AttentionOutput
+        | T::IndexerQuery
+        | T::IndexerKey
+        | T::Dense(_)
+        | T::Shared(_)
+        | T::MtpInput => Kind::Matrix,
+    }
+}
+
+fn class_of(catalogue: &Catalogue, role: Role) -> TensorClass {
+    let is_mtp = catalogue.is_mtp(role);
+    match role {
+        Role::Embedding | Role::Head => TensorClass::Embedding,
+        Role::FinalNorm | Role::Padding => TensorClass::Kept,
+        Role::Layer { tensor, .. } if kind_of(tensor) != Kind::Matrix => TensorClass::Kept,
+        Role::Layer { .. } | Role::Expert { .. } if is_mtp => TensorClass::Mtp,
+        Role::Layer { .. } => TensorClass::Dense,
+        Role::Expert { .. } => TensorClass::Experts,
+    }
+}
+
+/// The `__metadata__` strings: what each class is stored as.
+fn metadata(jobs: &[Job]) -> BTreeMap<String, String> {
+    let mut metadata = BTreeMap::from([("tierkeep.format".to_owned(), "1".to_owned())]);
+    for class in TensorClass::ALL.into_iter().filter(|class| *class != TensorClass::Kept) {
+        let types: BTreeSet<StoredType> =
+            jobs.iter().filter(|job| job.class == class).map(|job| job.target).collect();
+        let mut set = |key: &str, value: &str| {
+            metadata.insert(format!("tierkeep.{}.{key}", class.name()), value.to_owned());
+        };
+        let bits = match types.first() {
+            None => continue,
+            Some(_) if types.len() > 1 => "mixed",
+            Some(StoredType::F32) => "32",
+            Some(StoredType::F16 | StoredType::Bf16) => "16",
+            Some(StoredType::Int8) => "8",
+            Some(StoredType::Int4) => "4",
+        };
+        set("bits", bits);
+        if types.iter().any(|stored| stored.has_row_scales()) {
+            set("group", "row");
+            set("scale", "f32");
+        }
+    }
+    metadata
+}
+
+/// Cuts units into files of at most `shard_bytes` data bytes each where no unit alone is larger.
+fn cut_into_files(jobs: &[Job], units: &[Unit], shard_bytes: u64) -> Vec<(Vec<Entry>, u64)> {
+    let mut files: Vec<(Vec<Entry>, u64)> = Vec::new();
+    for unit in units {
+        let members = unit.first_job..unit.first_job + unit.n_jobs;
+        let bytes: u64 = jobs[members.clone()].iter().map(Job::bytes_out).sum();
+        let start = |at: u64| if unit.is_expert { round_up(at, EXPERT_ALIGN) } else { at };
+        let fits = files.last().is_some_and(|(_, end)| start(*end) + bytes <= shard_bytes);
+        if !fits {
+            files.push((Vec::new(), 0));
+        }
+        if let Some((entries, end)) = files.last_mut() {
+            let pad = start(*end) - *end;
+            if pad > 0 {
+                entries.push(Entry::Pad(pad));
+            }
+            entries.extend(members.map(Entry::Job));
+            *end += pad + bytes;
+        }
+    }
+    files
+}
+
+/// The length field and the JSON of one file, with spaces up to a multiple of [`EXPERT_ALIGN`]:
+/// the format allows no gap between header and data.
+fn header(
+    metadata: &BTreeMap<String, String>,
+    entries: &[Entry],
+    jobs: &[Job],
+    n_pads: &mut usize,
+) -> Vec<u8> {
+    let mut json = String::from("{\"__metadata__\":{");
+    for (index, (key, value)) in metadata.iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let _ = write!(json, "{comma}{}:{}", quoted(key), quoted(value));
+    }
+    json.push('}');
+    let mut at = 0;
+    let mut add = |name: &str, dtype: &str, shape: &[u64], bytes: u64| {
+        let end = at + bytes;
+        let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let _ = write!(
+            json,
+            ",{}:{{\"dtype\":\"{dtype}\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}",
+            quoted(name),
+            shape.join(",")
+        );
+        at = end;
+    };
+    for entry in entries {
+        match entry {
+            Entry::Pad(bytes) => {
+                add(&format!("__pad.{n_pads}"), "U8", &[*bytes], *bytes);
+                *n_pads += 1;
+            }
+            Entry::Job(job) => {
+                let job = &jobs[*job];
+                let (dtype, shape) = job.dtype_and_shape();
+                add(&job.name, dtype, &shape, job.weight_bytes_out());
+                if job.target.has_row_scales() {
+                    add(&format!("{}.qs", job.name), "F32", &[job.rows], job.scale_bytes_out());
+                }
+            }
+        }
+    }
+    json.push('}');
+    let bytes = round_up(8 + json.len() as u64, EXPERT_ALIGN);
+    json.extend(std::iter::repeat_n(' ', bytes as usize - 8 - json.len()));
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.extend_from_slice(json.as_bytes());
+    header
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

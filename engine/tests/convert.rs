@@ -1,0 +1,522 @@
+//! Conversions of small checkpoints made here, checked against an independent quantiser.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+
+use half::{bf16, f16};
+use tempfile::TempDir;
+use tierkeep_engine::convert::{
+    Bits, ConvertError, ConvertOptions, ConvertProgress, ConvertReport, TensorClass, convert,
+    planned_bytes,
+};
+use tierkeep_plans::catalogue::header::{DType, read_header};
+use tierkeep_plans::catalogue::{Catalogue, CatalogueError, StoredType};
+use tierkeep_plans::units::Bytes;
+
+const CONFIG: &str = r#"{"model_type":"glm_moe_dsa","vocab_size":13,"hidden_size":9,
+    "num_hidden_layers":2,"first_k_dense_replace":1,"qk_nope_head_dim":4,"qk_rope_head_dim":4,
+    "index_n_heads":2,"index_head_dim":4,"index_topk":2,"moe_intermediate_size":5,
+    "num_attention_heads":1,"q_lora_rank":5,"kv_lora_rank":7,"v_head_dim":3,
+    "intermediate_size":6,"n_routed_experts":3,"n_shared_experts":1,"num_experts_per_tok":2,
+    "num_nextn_predict_layers":1,"rope_parameters":{"rope_theta":10000.0,"rope_type":"default"}}"#;
+const HIDDEN: usize = 9;
+const N_EXPERTS: usize = 3;
+
+/// A tensor of a source checkpoint, as the values that its stored bytes stand for.
+#[derive(Clone)]
+struct SourceTensor {
+    name: String,
+    shape: Vec<usize>,
+    dtype: &'static str,
+    values: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+impl SourceTensor {
+    fn new(name: &str, shape: &[usize], dtype: &'static str, seed: &mut u64) -> Self {
+        let cols = shape[shape.len() - 1];
+        let n: usize = shape.iter().product();
+        let values = (0..n)
+            .map(|i| {
+                // Rows differ in size by powers of ten; the second row of every matrix is zero.
+                let row = i / cols;
+                if shape.len() == 2 && row == 1 {
+                    return 0.0;
+                }
+                *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let unit = (*seed >> 40) as f32 / (1 << 24) as f32 - 0.5;
+                unit * 10.0_f32.powi(row as i32 % 5 - 2)
+            })
+            .collect();
+        Self::from_values(name, shape, dtype, values)
+    }
+
+    fn from_values(name: &str, shape: &[usize], dtype: &'static str, values: Vec<f32>) -> Self {
+        let (mut stored, mut bytes) = (Vec::new(), Vec::new());
+        for x in values {
+            match dtype {
+                "BF16" => {
+                    let x = bf16::from_f32(x);
+                    bytes.extend(x.to_le_bytes());
+                    stored.push(x.to_f32());
+                }
+                "F16" => {
+                    let x = f16::from_f32(x);
+                    bytes.extend(x.to_le_bytes());
+                    stored.push(x.to_f32());
+                }
+                _ => {
+                    bytes.extend(x.to_le_bytes());
+                    stored.push(x);
+                }
+            }
+        }
+        Self { name: name.to_owned(), shape: shape.to_vec(), dtype, values: stored, bytes }
+    }
+}
+
+fn glm_tensors(matrix_type: &'static str) -> Vec<SourceTensor> {
+    let mut tensors = Vec::new();
+    let mut seed = 7;
+    let mut add = |name: String, shape: &[usize], dtype: &'static str| {
+        tensors.push(SourceTensor::new(&name, shape, dtype, &mut seed));
+    };
+    add("lm_head.weight".into(), &[13, HIDDEN], matrix_type);
+    add("model.embed_tokens.weight".into(), &[13, HIDDEN], matrix_type);
+    add("model.norm.weight".into(), &[HIDDEN], "BF16");
+    for layer in 0..3 {
+        let name = |suffix: &str| format!("model.layers.{layer}.{suffix}");
+        for (suffix, width) in [
+            ("input_layernorm.weight", HIDDEN),
+            ("post_attention_layernorm.weight", HIDDEN),
+            ("self_attn.q_a_layernorm.weight", 5),
+            ("self_attn.kv_a_layernorm.weight", 7),
+            ("self_attn.indexer.k_norm.weight", 4),
+            ("self_attn.indexer.k_norm.bias", 4),
+        ] {
+            add(name(suffix), &[width], "BF16");
+        }
+        for (suffix, shape) in [
+            ("self_attn.q_a_proj.weight", [5, HIDDEN]),
+            ("self_attn.q_b_proj.weight", [8, 5]),
+            ("self_attn.kv_a_proj_with_mqa.weight", [11, HIDDEN]),
+            ("self_attn.kv_b_proj.weight", [7, 7]),
+            ("self_attn.o_proj.weight", [HIDDEN, 3]),
+            ("self_attn.indexer.wq_b.weight", [8, 5]),
+            ("self_attn.indexer.wk.weight", [4, HIDDEN]),
+            ("self_attn.indexer.weights_proj.weight", [2, HIDDEN]),
+        ] {
+            add(name(suffix), &shape, matrix_type);
+        }
+        let mut feed_forward = |prefix: &str, width: usize| {
+            // Published shards often hold down first.
+            add(name(&format!("{prefix}down_proj.weight")), &[HIDDEN, width], matrix_type);
+            add(name(&format!("{prefix}gate_proj.weight")), &[width, HIDDEN], matrix_type);
+            add(name(&format!("{prefix}up_proj.weight")), &[width, HIDDEN], matrix_type);
+        };
+        if layer == 0 {
+            feed_forward("mlp.", 6);
+            continue;
+        }
+        for expert in 0..N_EXPERTS {
+            feed_forward(&format!("mlp.experts.{expert}."), 5);
+        }
+        feed_forward("mlp.shared_experts.", 5);
+        add(name("mlp.gate.weight"), &[N_EXPERTS, HIDDEN], "F32");
+        add(name("mlp.gate.e_score_correction_bias"), &[N_EXPERTS], "F32");
+        if layer == 2 {
+            for suffix in ["enorm.weight", "hnorm.weight", "shared_head.norm.weight"] {
+                add(name(suffix), &[HIDDEN], "BF16");
+            }
+            add(name("eh_proj.weight"), &[HIDDEN, 2 * HIDDEN], matrix_type);
+        }
+    }
+    tensors
+}
+
+fn write_model(directory: &Path, tensors: &[SourceTensor]) {
+    fs::write(directory.join("config.json"), CONFIG).unwrap();
+    fs::write(directory.join("tokenizer.json"), "{}").unwrap();
+    fs::write(directory.join("notes.txt"), "not copied").unwrap();
+    // The cut lies within an expert.
+    let cut = tensors.iter().position(|t| t.name.contains("layers.1.mlp.experts.1.gate")).unwrap();
+    let (first, second) = tensors.split_at(cut);
+    for (index, part) in [first, second].into_iter().enumerate() {
+        let mut entries = Vec::new();
+        let mut data: Vec<u8> = Vec::new();
+        for tensor in part {
+            let start = data.len();
+            data.extend(&tensor.bytes);
+            entries.push(format!(
+                "{:?}:{{\"dtype\":{:?},\"shape\":{:?},\"data_offsets\":[{start},{}]}}",
+                tensor.name,
+                tensor.dtype,
+                tensor.shape,
+                data.len()
+            ));
+        }
+        let json = format!("{{{}}}", entries.join(","));
+        let mut file = (json.len() as u64).to_le_bytes().to_vec();
+        file.extend(json.as_bytes());
+        file.extend(data);
+        fs::write(directory.join(format!("model-0000{}-of-00002.safetensors", index + 1)), file)
+            .unwrap();
+    }
+}
+
+fn model(tensors: &[SourceTensor]) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    write_model(directory.path(), tensors);
+    directory
+}
+
+fn run(source: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport, ConvertError> {
+    convert(&Catalogue::open(source).unwrap(), out, options, &mut |_| {})
+}
+
+fn options(expert_bits: Bits, other_bits: Bits) -> ConvertOptions {
+    ConvertOptions {
+        expert_bits,
+        dense_bits: other_bits,
+        embedding_bits: other_bits,
+        mtp_bits: other_bits,
+        ..ConvertOptions::default()
+    }
+}
+
+/// Name to (type, shape, bytes) of every tensor of a folder's shards, padding included.
+fn read_tensors(directory: &Path) -> BTreeMap<String, (DType, Vec<u64>, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    for path in shards(directory) {
+        let header = read_header(&path).unwrap();
+        let file = fs::read(&path).unwrap();
+        assert_eq!(header.metadata["tierkeep.format"], "1");
+        for tensor in header.tensors {
+            let at = (header.data_start + tensor.start) as usize;
+            let bytes = file[at..at + (tensor.end - tensor.start) as usize].to_vec();
+            assert!(all.insert(tensor.name, (tensor.dtype, tensor.shape, bytes)).is_none());
+        }
+    }
+    all
+}
+
+fn shards(directory: &Path) -> Vec<std::path::PathBuf> {
+    let mut paths: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Half to even by comparing with the neighbours, in f64 where both are exact.
+fn round_half_even(x: f32) -> i64 {
+    let x = f64::from(x);
+    let below = x.floor();
+    let part = x - below;
+    let below = below as i64;
+    if part > 0.5 || (part == 0.5 && below % 2 != 0) { below + 1 } else { below }
+}
+
+/// The plain form as its definition reads: packed rows, and little-endian scales.
+fn reference(values: &[f32], cols: usize, bits: u32) -> (Vec<u8>, Vec<u8>) {
+    let (low, high) = (-(1_i64 << (bits - 1)), (1_i64 << (bits - 1)) - 1);
+    let (mut packed, mut scales) = (Vec::new(), Vec::new());
+    for row in values.chunks(cols) {
+        let mut absmax = 0.0_f32;
+        for x in row {
+            if x.abs() > absmax {
+                absmax = x.abs();
+            }
+        }
+        let scale = if absmax == 0.0 { 1.0 } else { absmax / high as f32 };
+        scales.extend(scale.to_le_bytes());
+        let mut row_bytes = vec![0_u8; (cols * bits as usize).div_ceil(8)];
+        for (i, x) in row.iter().enumerate() {
+            let q = round_half_even(x / scale).max(low).min(high);
+            if bits == 8 {
+                row_bytes[i] = q.rem_euclid(256) as u8;
+            } else {
+                row_bytes[i / 2] += ((q + 8) as u8) << (4 * (i % 2));
+            }
+        }
+        packed.extend(row_bytes);
+    }
+    (packed, scales)
+}
+
+fn stays_float(name: &str) -> bool {
+    name.contains("norm") || name.contains("mlp.gate.") || name.contains("weights_proj")
+}
+
+fn class_bits(name: &str, experts: u32, other: u32) -> u32 {
+    if name.contains(".experts.") && name.contains("layers.1.") { experts } else { other }
+}
+
+#[test]
+fn bytes_equal_the_reference() {
+    for matrix_type in ["BF16", "F16", "F32"] {
+        let tensors = glm_tensors(matrix_type);
+        let source = model(&tensors);
+        for (expert_bits, other_bits) in [(8, 8), (4, 8), (8, 4), (4, 4)] {
+            let bits = |n| if n == 4 { Bits::Four } else { Bits::Eight };
+            let out = TempDir::new().unwrap();
+            run(source.path(), out.path(), &options(bits(expert_bits), bits(other_bits))).unwrap();
+            let written = read_tensors(out.path());
+            for tensor in &tensors {
+                let (dtype, shape, bytes) = &written[&tensor.name];
+                if stays_float(&tensor.name) {
+                    let logical: Vec<u64> = tensor.shape.iter().map(|d| *d as u64).collect();
+                    assert_eq!((shape, bytes), (&logical, &tensor.bytes), "{}", tensor.name);
+                    continue;
+                }
+                let n = class_bits(&tensor.name, expert_bits, other_bits);
+                let (rows, cols) = (tensor.shape[0] as u64, tensor.shape[1]);
+                let (packed, scales) = reference(&tensor.values, cols, n);
+                assert_eq!(*dtype, DType::U8);
+                assert_eq!(*shape, [rows, packed.len() as u64 / rows], "{}", tensor.name);
+                assert_eq!(*bytes, packed, "{}", tensor.name);
+                let (dtype, shape, bytes) = &written[&format!("{}.qs", tensor.name)];
+                assert_eq!((*dtype, &shape[..]), (DType::F32, &[rows][..]));
+                assert_eq!(*bytes, scales, "{}", tensor.name);
+            }
+            let pads = written.keys().filter(|name| name.starts_with("__pad.")).count();
+            let quantised = tensors.iter().filter(|t| !stays_float(&t.name)).count();
+            assert_eq!(written.len(), tensors.len() + quantised + pads);
+        }
+    }
+}
+
+#[test]
+fn the_catalogue_reads_what_was_written() {
+    let source = model(&glm_tensors("BF16"));
+    let before = Catalogue::open(source.path()).unwrap();
+    assert!(before.experts.iter().any(|e| e.extents().len() > 1), "the test's cut is of no use");
+    // Files of a size that holds all, a few tensors, and not even one.
+    for shard_bytes in [1 << 30, 5_000, 1] {
+        let out = TempDir::new().unwrap();
+        let options =
+            ConvertOptions { shard_bytes: Bytes(shard_bytes), ..options(Bits::Four, Bits::Eight) };
+        let mut last = None;
+        let report = convert(&before, out.path(), &options, &mut |p| last = Some(p)).unwrap();
+        let after = Catalogue::open(out.path()).unwrap();
+        assert_eq!(after.spec, before.spec);
+        assert_eq!(after.n_mtp_layers_present, 1);
+        assert!(after.warnings.is_empty(), "{:?}", after.warnings);
+        assert_eq!(after.unrecognised_bytes, Bytes(0));
+        for (index, expert) in after.experts.iter().enumerate() {
+            assert_eq!(expert.extents().len(), 1);
+            assert_eq!(expert.extents()[0].offset % 4096, 0);
+            let expected = if index < N_EXPERTS { StoredType::Int4 } else { StoredType::Int8 };
+            for matrix in [expert.gate, expert.up, expert.down] {
+                assert_eq!(matrix.stored, expected);
+            }
+            assert!(expert.gate.weight_offset < expert.gate.scales_offset);
+            assert!(expert.gate.scales_offset < expert.up.weight_offset);
+            assert!(expert.up.scales_offset < expert.down.weight_offset);
+            assert!(expert.down.weight_offset < expert.down.scales_offset);
+        }
+        assert_eq!(after.total_bytes(), report.bytes_out);
+        assert_eq!(planned_bytes(&before, &options).unwrap(), report.bytes_out);
+        let files = report.files.len();
+        assert_eq!(after.shards.len(), files);
+        assert_eq!(files == 1, shard_bytes == 1 << 30);
+        assert_eq!(
+            last,
+            Some(ConvertProgress {
+                file: files,
+                files,
+                bytes_read: report.bytes_in,
+                bytes_read_total: report.bytes_in,
+                bytes_written: report.bytes_out,
+                bytes_written_total: report.bytes_out,
+            })
+        );
+    }
+}
+
+#[test]
+fn the_report_accounts_for_every_byte() {
+    let tensors = glm_tensors("BF16");
+    let source = model(&tensors);
+    let out = TempDir::new().unwrap();
+    let report = run(source.path(), out.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    let bytes_in: usize = tensors.iter().map(|t| t.bytes.len()).sum();
+    assert_eq!(report.bytes_in, Bytes(bytes_in as u64));
+    let parts: Bytes = report.classes.iter().map(|c| c.bytes_out).sum();
+    assert_eq!(parts + report.padding_bytes + report.header_bytes, report.bytes_out);
+    let classes: Vec<_> = report.classes.iter().map(|c| c.class).collect();
+    assert_eq!(classes, TensorClass::ALL);
+    let class = |class| report.classes.iter().find(|c| c.class == class).unwrap();
+    assert_eq!(class(TensorClass::Experts).n_weights, 3 * N_EXPERTS);
+    assert_eq!(class(TensorClass::Kept).worst_relative_error, None);
+    let mean = |c| class(c).mean_relative_error.unwrap();
+    let worst = |c| class(c).worst_relative_error.unwrap();
+    assert!(mean(TensorClass::Experts) > 4.0 * mean(TensorClass::Dense));
+    // Half a step of each element over the row's norm, which is at least its largest element.
+    assert!(worst(TensorClass::Dense) <= 0.5 / 127.0 * 3.01);
+    assert!(worst(TensorClass::Experts) >= mean(TensorClass::Experts));
+    assert!(class(TensorClass::Mtp).worst_weight.as_ref().unwrap().contains("layers.2."));
+    assert!(out.path().join("tokenizer.json").is_file());
+    assert!(!out.path().join("notes.txt").exists());
+    let mut names: Vec<_> =
+        report.copied.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["config.json", "tokenizer.json"]);
+}
+
+#[test]
+fn metadata_say_what_each_class_is_stored_as() {
+    let source = model(&glm_tensors("BF16"));
+    let out = TempDir::new().unwrap();
+    let options = ConvertOptions { embedding_bits: Bits::Keep, ..options(Bits::Four, Bits::Eight) };
+    run(source.path(), out.path(), &options).unwrap();
+    let header = read_header(&shards(out.path())[0]).unwrap();
+    let metadata: Vec<_> = header.metadata.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(
+        metadata,
+        [
+            "tierkeep.dense.bits=8",
+            "tierkeep.dense.group=row",
+            "tierkeep.dense.scale=f32",
+            "tierkeep.embedding.bits=16",
+            "tierkeep.experts.bits=4",
+            "tierkeep.experts.group=row",
+            "tierkeep.experts.scale=f32",
+            "tierkeep.format=1",
+            "tierkeep.mtp.bits=8",
+            "tierkeep.mtp.group=row",
+            "tierkeep.mtp.scale=f32",
+        ]
+    );
+}
+
+#[test]
+fn the_same_model_gives_the_same_bytes() {
+    let source = model(&glm_tensors("BF16"));
+    let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for out in [&a, &b] {
+        run(source.path(), out.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    }
+    let names = |directory: &Path| {
+        let mut names: Vec<_> =
+            fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(a.path()), names(b.path()));
+    for name in names(a.path()) {
+        let read = |out: &TempDir| fs::read(out.path().join(&name)).unwrap();
+        assert!(read(&a) == read(&b), "{name:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_conversion_is_no_model_and_can_be_done_again() {
+    let mut tensors = glm_tensors("BF16");
+    let good = model(&tensors);
+    let last = tensors.last_mut().unwrap();
+    assert_eq!(last.name, "model.layers.2.eh_proj.weight");
+    let cols = last.shape[1];
+    last.values[3 * cols] = f32::NAN;
+    *last = SourceTensor::from_values(&last.name, &last.shape, "BF16", last.values.clone());
+    let bad = model(&tensors);
+
+    let out = TempDir::new().unwrap();
+    let options = ConvertOptions { shard_bytes: Bytes(5_000), ..ConvertOptions::default() };
+    let error = run(bad.path(), out.path(), &options).unwrap_err();
+    assert!(error.to_string().starts_with("model.layers.2.eh_proj.weight row 3 holds"), "{error}");
+    assert!(!shards(out.path()).is_empty(), "finished files keep their names");
+    assert!(matches!(Catalogue::open(out.path()).unwrap_err(), CatalogueError::NotAModel { .. }));
+
+    run(good.path(), out.path(), &ConvertOptions::default()).unwrap();
+    Catalogue::open(out.path()).unwrap();
+    for entry in fs::read_dir(out.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(!name.ends_with(".partial"), "{name}");
+    }
+}
+
+#[test]
+fn folders_that_hold_something_else_are_refused() {
+    let source = model(&glm_tensors("BF16"));
+    let options = ConvertOptions::default();
+    let refused = |out: &Path| {
+        let before = fs::read_dir(out).unwrap().count();
+        let error = run(source.path(), out, &options).unwrap_err();
+        assert_eq!(fs::read_dir(out).unwrap().count(), before, "nothing written or removed");
+        error.to_string()
+    };
+    // Its own source.
+    assert!(refused(source.path()).contains("is not empty (it holds config.json)"));
+    // A finished conversion.
+    let out = TempDir::new().unwrap();
+    run(source.path(), out.path(), &options).unwrap();
+    assert!(refused(out.path()).contains("is not empty"));
+    // An interrupted one beside a user's file.
+    let out = TempDir::new().unwrap();
+    fs::write(out.path().join("tierkeep-convert.partial"), "").unwrap();
+    fs::write(out.path().join("model-00001-of-00002.safetensors"), "x").unwrap();
+    fs::write(out.path().join("thesis.tex"), "x").unwrap();
+    assert!(refused(out.path()).contains("it holds thesis.tex"));
+    // A download that was cut off.
+    let out = TempDir::new().unwrap();
+    fs::write(out.path().join("model-00001-of-00002.safetensors"), "x").unwrap();
+    assert!(refused(out.path()).contains("is not empty"));
+    // Another conversion at work.
+    let out = TempDir::new().unwrap();
+    let marker = File::create(out.path().join("tierkeep-convert.partial")).unwrap();
+    marker.lock().unwrap();
+    assert!(refused(out.path()).contains("another conversion"));
+}
+
+#[test]
+fn packed_sources_are_copied_or_refused() {
+    let source = model(&glm_tensors("BF16"));
+    let (packed, again) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    run(source.path(), packed.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    let report = run(packed.path(), again.path(), &options(Bits::Keep, Bits::Keep)).unwrap();
+    assert!(report.classes.iter().all(|c| c.worst_relative_error.is_none()));
+    assert!(read_tensors(packed.path()) == read_tensors(again.path()));
+    // The bits that are there already ask for no change.
+    let same = TempDir::new().unwrap();
+    run(packed.path(), same.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    assert!(read_tensors(packed.path()) == read_tensors(same.path()));
+
+    let out = packed.path().join("out");
+    let error = run(packed.path(), &out, &options(Bits::Eight, Bits::Eight)).unwrap_err();
+    assert!(
+        error.to_string().starts_with(
+            "model.layers.1.mlp.experts.0.gate_proj.weight is stored as int4 and cannot become int8"
+        ),
+        "{error}"
+    );
+    assert!(!out.exists(), "refused before anything is written");
+}
+
+#[test]
+fn a_source_that_was_cut_since_is_named() {
+    let source = model(&glm_tensors("BF16"));
+    let catalogue = Catalogue::open(source.path()).unwrap();
+    let shard = source.path().join("model-00002-of-00002.safetensors");
+    let bytes = fs::metadata(&shard).unwrap().len();
+    File::options().write(true).open(&shard).unwrap().set_len(bytes - 1).unwrap();
+    let out = TempDir::new().unwrap();
+    let error =
+        convert(&catalogue, out.path(), &ConvertOptions::default(), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("model-00002-of-00002.safetensors: ends before"));
+}
+
+#[test]
+fn bits_are_read_as_users_write_them() {
+    for (text, bits) in [("8", Bits::Eight), ("4", Bits::Four), ("keep", Bits::Keep)] {
+        assert_eq!(text.parse(), Ok(bits));
+    }
+    assert_eq!(
+        "3".parse::<Bits>().unwrap_err().to_string(),
+        "cannot read \"3\" as bits: write 8, 4 or keep"
+    );
+}
