@@ -145,9 +145,7 @@ pub fn save(path: &Path, session: &Session) -> Result<Saved, UsageError> {
         Err(reason) => return Err(UsageError::Refused { path, reason }),
     };
     let mut history = found.unwrap_or_else(|| History::new(session.shape().clone()));
-    history
-        .merge(session)
-        .map_err(|source| UsageError::Shape { path: path.clone(), source })?;
+    history.merge(session).map_err(|source| UsageError::Shape { path: path.clone(), source })?;
     let bytes = format::render(&history)
         .map_err(|source| UsageError::Render { path: path.clone(), source })?;
     replace(&path, &bytes)?;

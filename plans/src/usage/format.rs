@@ -156,7 +156,10 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], FormatError> {
     let head = bytes.get(..MAX_HEADER_BYTES).unwrap_or(bytes);
     let end = head.iter().position(|&b| b == b'\n').ok_or(FormatError::Header)?;
     let line = std::str::from_utf8(&head[..end]).map_err(|_| FormatError::Header)?;
-    let mut words = line.split(' ').skip(1);
+    let mut words = line.split(' ');
+    if words.next() != Some(MAGIC) {
+        return Err(FormatError::Header);
+    }
     let version = words.next().and_then(decimal).ok_or(FormatError::Header)?;
     if version != u64::from(FORMAT_VERSION) {
         let found = u32::try_from(version).map_err(|_| FormatError::Header)?;
@@ -167,8 +170,7 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], FormatError> {
         _ => return Err(FormatError::Header),
     };
     let hash = hash.strip_prefix("blake3=").ok_or(FormatError::Header)?;
-    let expected =
-        length.strip_prefix("bytes=").and_then(decimal).ok_or(FormatError::Header)?;
+    let expected = length.strip_prefix("bytes=").and_then(decimal).ok_or(FormatError::Header)?;
     let body = &bytes[end + 1..];
     if body.len() as u64 != expected {
         return Err(FormatError::Length { expected, found: body.len() as u64 });
@@ -198,18 +200,22 @@ fn history_of(body: BodyV1) -> Result<History, FormatError> {
     let (n_layers, width) = (shape.layers.len(), shape.n_experts as usize);
     // Without experts there are no rows: `render` has nothing to cut them from.
     let n_rows = if width == 0 { 0 } else { n_layers };
-    let rows_fit = |lengths: &mut dyn ExactSizeIterator<Item = usize>| {
-        lengths.len() == n_rows && lengths.all(|len| len == width)
-    };
-    check(rows_fit(&mut body.counts.iter().map(Vec::len)), "counts are not layers x experts")?;
     check(
-        rows_fit(&mut body.newest_counts.iter().map(Vec::len)),
+        body.counts.len() == n_rows && body.counts.iter().all(|row| row.len() == width),
+        "counts are not layers x experts",
+    )?;
+    check(
+        body.newest_counts.len() == n_rows && body.newest_counts.iter().all(|r| r.len() == width),
         "newest counts are not layers x experts",
     )?;
     let counts = body.counts.concat();
-    check(counts.iter().all(|c| (0.0..=MAX_COUNT as f64).contains(c)), "a count is below 0 or too large")?;
     check(
-        body.n_sessions <= MAX_COUNT && body.newest_counts.iter().flatten().all(|&c| c <= MAX_COUNT),
+        counts.iter().all(|c| (0.0..=MAX_COUNT as f64).contains(c)),
+        "a count is below 0 or too large",
+    )?;
+    check(
+        body.n_sessions <= MAX_COUNT
+            && body.newest_counts.iter().flatten().all(|&c| c <= MAX_COUNT),
         "a number is too large",
     )?;
     let per_token = shape.accesses_per_token();

@@ -42,7 +42,9 @@ pub struct Segment {
 
 /// A session of another model, or of another shape of the same fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the session is of model {found:?}, the history of model {expected:?} in another shape or of another model")]
+#[error(
+    "the session is of model {found:?}, the history of model {expected:?} in another shape or of another model"
+)]
 pub struct ShapeMismatch {
     /// The history's fingerprint.
     pub expected: String,
@@ -137,9 +139,10 @@ impl History {
         experts.drain(..surplus.min(experts.len()));
         let mut excess = (older + experts.len()).saturating_sub(MAX_SAMPLE_ACCESSES);
         while excess > 0 || self.segments.len() >= MAX_SEGMENTS {
+            let is_full = self.segments.len() >= MAX_SEGMENTS;
             let Some(oldest) = self.segments.front_mut() else { break };
             let cut = excess.next_multiple_of(per_token);
-            if self.segments.len() < MAX_SEGMENTS && cut < oldest.experts.len() {
+            if !is_full && cut < oldest.experts.len() {
                 oldest.experts.drain(..cut);
                 break;
             }

@@ -43,7 +43,9 @@ pub enum ImportError {
         text: String,
     },
     /// A layer or an expert that the model does not have.
-    #[error("line {line}: {field} {found} does not exist, the model has {limit}; is this the history of another model?")]
+    #[error(
+        "line {line}: {field} {found} does not exist, the model has {limit}; is this the history of another model?"
+    )]
     OutOfRange {
         /// Where.
         line: usize,

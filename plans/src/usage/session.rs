@@ -31,7 +31,7 @@ impl RoutingShape {
     }
 
     /// Length of a flat count array, `(n_layers, n_experts)`.
-    pub(super) fn counts_len(&self) -> usize {
+    pub(crate) fn counts_len(&self) -> usize {
         self.layers.len().saturating_mul(self.n_experts as usize)
     }
 }
@@ -47,6 +47,9 @@ pub struct RunRecord {
     pub predicted_tok_per_s_p50: Option<f64>,
     /// Predicted decode speed that 1 run in 10 exceeds.
     pub predicted_tok_per_s_p90: Option<f64>,
+    /// Predicted median decode speed before calibration by earlier runs: calibrating against
+    /// calibrated predictions would undo itself.
+    pub uncalibrated_tok_per_s: Option<f64>,
     /// Predicted median hit rate.
     pub predicted_hit_rate: Option<f64>,
     /// Measured decode speed.
@@ -71,6 +74,7 @@ impl RunRecord {
             predicted_tok_per_s_p10: finite(self.predicted_tok_per_s_p10),
             predicted_tok_per_s_p50: finite(self.predicted_tok_per_s_p50),
             predicted_tok_per_s_p90: finite(self.predicted_tok_per_s_p90),
+            uncalibrated_tok_per_s: finite(self.uncalibrated_tok_per_s),
             predicted_hit_rate: finite(self.predicted_hit_rate),
             actual_tok_per_s: finite(self.actual_tok_per_s),
             actual_hit_rate: finite(self.actual_hit_rate),
