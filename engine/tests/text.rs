@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
+use std::path::Path;
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -330,4 +331,32 @@ fn streamed_text_is_the_text_of_the_whole() {
     let text = Files::new(&byte_level()).open().unwrap();
     let ids = text.encode_raw("hi é € 😀 hi 日本語").unwrap();
     check_stream(&text, &ids).unwrap();
+}
+
+#[test]
+fn glm_nano_speaks_as_its_oracle() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/glm-nano");
+    let text = Text::open(&directory).unwrap();
+    let oracle: Value =
+        serde_json::from_slice(&fs::read(directory.join("oracle.json")).unwrap()).unwrap();
+    let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let mut chats = 0;
+    for case in oracle["cases"].as_array().unwrap() {
+        let prompt = case["text"].as_str().unwrap();
+        assert_eq!(text.encode_raw(prompt).unwrap(), ids(&case["prompt"]), "{prompt}");
+        let greedy = ids(&case["greedy"]);
+        // The oracle spells the stop token; text leaves special tokens out.
+        let expect = case["greedy_text"].as_str().unwrap().replace("<|endoftext|>", "");
+        assert_eq!(text.decode(&greedy).unwrap(), expect);
+        let streamed: String = pieces(&text, &greedy).into_iter().flatten().collect();
+        assert_eq!(streamed, expect);
+        let question =
+            prompt.strip_prefix("<|user|>\n").and_then(|p| p.strip_suffix("<|assistant|>\n"));
+        if let Some(question) = question {
+            let chat = text.encode_chat(&[Message::user(question)]).unwrap();
+            assert_eq!(chat, ids(&case["prompt"]));
+            chats += 1;
+        }
+    }
+    assert!(chats > 0, "the oracle holds chats");
 }
