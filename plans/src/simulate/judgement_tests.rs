@@ -50,7 +50,7 @@ fn history(sessions: &[Session]) -> History {
     history
 }
 
-/// Ten favourites take half the accesses, the rest is even: frequency beats recency.
+/// Six favourites take half the accesses, the rest is even: frequency beats recency.
 fn favourites(seed: u64, n_tokens: usize, first: u64) -> Session {
     let mut random = Random(seed);
     session(n_tokens, |_| {

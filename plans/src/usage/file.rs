@@ -48,7 +48,7 @@ pub struct Saved {
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
     /// Another process keeps the lock.
-    #[error("{lock}: locked by another process for more than {waited_s} s; end it, or name another file with --usage FILE", lock = lock.display())]
+    #[error("{lock}: still locked by another process after {waited_s} s; end it, or name another file with --usage FILE", lock = lock.display())]
     Locked {
         /// The lock file.
         lock: PathBuf,
@@ -104,7 +104,7 @@ pub fn load(path: &Path, fingerprint: &str) -> LoadOutcome {
         }
         Err(reason) => {
             // Under the lock and read again: a writer may just have put a good file there.
-            let Ok(_lock) = lock(&path) else {
+            let Ok(_lock) = lock(&path, LOCK_WAIT) else {
                 return LoadOutcome::Unusable { reason, set_aside: None };
             };
             match read(&path, fingerprint) {
@@ -135,7 +135,7 @@ pub fn save(path: &Path, session: &Session) -> Result<Saved, UsageError> {
     let path = followed(path);
     let folder = folder_of(&path);
     fs::create_dir_all(folder).map_err(io_error("create the folder", folder))?;
-    let _lock = lock(&path)?;
+    let _lock = lock(&path, LOCK_WAIT)?;
     let (found, set_aside) = match read(&path, &session.shape().fingerprint) {
         Ok(found) => (found, None),
         Err(reason) if is_set_aside(&path, &reason) => {
@@ -262,7 +262,7 @@ fn set_aside(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Holds the lock until dropped; the system drops it for a killed process.
-fn lock(path: &Path) -> Result<File, UsageError> {
+pub(super) fn lock(path: &Path, wait: Duration) -> Result<File, UsageError> {
     let lock = with_suffix(path, ".lock");
     let file = OpenOptions::new()
         .create(true)
@@ -274,11 +274,11 @@ fn lock(path: &Path) -> Result<File, UsageError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => {
+            Err(TryLockError::WouldBlock) if start.elapsed() < wait => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(TryLockError::WouldBlock) => {
-                return Err(UsageError::Locked { lock, waited_s: LOCK_WAIT.as_secs() });
+                return Err(UsageError::Locked { lock, waited_s: wait.as_secs() });
             }
             Err(TryLockError::Error(source)) => {
                 return Err(UsageError::Io { action: "lock", path: lock, source });

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use super::file::lock;
 use super::*;
 use crate::units::LayerId;
 
@@ -102,6 +104,17 @@ fn files_that_are_not_ours_to_replace_stay_and_saving_names_the_remedy() {
     assert_eq!(reason.to_string(), "is not a regular file");
 }
 
+#[test]
+fn a_held_lock_is_named_and_waited_for_no_longer_than_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(".usage");
+    let held = lock(&path, Duration::ZERO).unwrap();
+    let error = lock(&path, Duration::from_millis(30)).unwrap_err().to_string();
+    assert!(error.contains(".usage.lock: still locked by another process after 0 s"), "{error}");
+    drop(held);
+    lock(&path, Duration::ZERO).unwrap();
+}
+
 #[cfg(unix)]
 #[test]
 fn a_linked_file_is_replaced_where_it_lies() {
@@ -195,7 +208,7 @@ fn a_killed_writer_leaves_a_readable_file_and_no_lock() {
         while loaded(&path).n_sessions() == n_sessions {
             assert!(writer.try_wait().unwrap().is_none(), "the writer has ended by itself");
         }
-        std::thread::sleep(std::time::Duration::from_micros(kill_after_us));
+        std::thread::sleep(Duration::from_micros(kill_after_us));
         writer.kill().unwrap();
         writer.wait().unwrap();
         let n_after = loaded(&path).n_sessions();
