@@ -1,5 +1,30 @@
 //! The engine: executes exactly the plan that it is given, within its ledger.
+//!
+//! [`Engine`] is a loaded model with one sequence. [`text`] turns text into tokens and back,
+//! [`convert`] writes containers. Nothing here prints, probes hardware or reads the environment.
 #![forbid(unsafe_code)]
 
+mod attention;
+mod compute;
 pub mod convert;
+mod counters;
+mod engine;
+mod error;
+mod feed_forward;
+pub mod generate;
+mod kv;
+mod memory;
+mod rope;
+mod router;
+mod shard_io;
+mod store;
 pub mod text;
+pub mod verify;
+mod weights;
+mod workspace;
+
+pub use counters::{AccessCounts, Counters, Phase, Tier};
+pub use engine::{Engine, Loading, Observer, Unobserved};
+pub use error::EngineError;
+pub use memory::MemoryError;
+pub use shard_io::ReadError;

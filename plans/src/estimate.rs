@@ -30,13 +30,13 @@ pub struct PastRun {
 
 /// Weights that one thread multiplies in a second under exact numerics, by instruction set.
 ///
-/// Measured on one Xeon of 2023 at 2.3 GHz, weights from the second-level cache; assumed elsewhere
+/// Measured on one Xeon of 2023 at 2.3 GHz over packed weights in memory; assumed elsewhere
 /// until a run calibrates the estimate.
 fn weights_per_s(isa: &str) -> f64 {
     match isa {
-        "avx512" => 9e9,
-        "avx2" => 6e9,
-        _ => 1.5e9,
+        "avx512" => 14e9,
+        "avx2" => 10e9,
+        _ => 4e9,
     }
 }
 

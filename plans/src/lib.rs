@@ -12,6 +12,7 @@ pub mod catalogue;
 pub mod estimate;
 pub mod place;
 pub mod plan;
+pub mod planner;
 pub mod simulate;
 pub mod spec;
 pub mod units;

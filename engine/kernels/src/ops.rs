@@ -58,12 +58,22 @@ pub fn sigmoid(x: f32) -> f32 {
 ///
 /// When lengths differ.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    assert_eq!(x.len(), weight.len(), "x against weight");
     assert_eq!(x.len(), out.len(), "x against out");
+    out.copy_from_slice(x);
+    rms_norm_in_place(out, weight, eps);
+}
+
+/// As [`rms_norm`], in place.
+///
+/// # Panics
+///
+/// When lengths differ.
+pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    assert_eq!(x.len(), weight.len(), "x against weight");
     let mean = sum_of(x, |x| x * x) / x.len() as f32;
     let inverse = 1.0 / (mean + eps).sqrt();
-    for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = weight * (x * inverse);
+    for (x, &weight) in x.iter_mut().zip(weight) {
+        *x = weight * (*x * inverse);
     }
 }
 
@@ -74,14 +84,24 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 ///
 /// When lengths differ.
 pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "x against out");
+    out.copy_from_slice(x);
+    layer_norm_in_place(out, weight, bias, eps);
+}
+
+/// As [`layer_norm`], in place.
+///
+/// # Panics
+///
+/// When lengths differ.
+pub fn layer_norm_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len(), "x against weight");
     assert_eq!(x.len(), bias.len(), "x against bias");
-    assert_eq!(x.len(), out.len(), "x against out");
     let mean = sum_of(x, |x| x) / x.len() as f32;
     let variance = sum_of(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
     let inverse = 1.0 / (variance + eps).sqrt();
-    for (((out, &x), &weight), &bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
-        *out = (x - mean) * inverse * weight + bias;
+    for ((x, &weight), &bias) in x.iter_mut().zip(weight).zip(bias) {
+        *x = (*x - mean) * inverse * weight + bias;
     }
 }
 

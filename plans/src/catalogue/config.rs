@@ -55,6 +55,8 @@ fn known_families() -> String {
 
 /// Largest dimension believed, so that products of a few dimensions cannot overflow 64 bits.
 const DIMENSION_CAP: u64 = 1 << 24;
+/// Most experts of a layer believed: their ids are 16 bits wide in the usage history.
+const EXPERT_CAP: u64 = u16::MAX as u64;
 /// Most layers believed.
 const LAYER_CAP: u64 = 10_000;
 
@@ -84,6 +86,10 @@ impl Config<'_> {
 
     fn dimension_or(&self, field: &'static str, default: usize) -> Result<usize, ConfigError> {
         Ok(self.uint(field, 1, DIMENSION_CAP)?.unwrap_or(default))
+    }
+
+    fn n_experts(&self, field: &'static str) -> Result<usize, ConfigError> {
+        self.uint(field, 1, EXPERT_CAP)?.ok_or(ConfigError::Missing { field })
     }
 
     fn float_or(&self, field: &'static str, default: f64) -> Result<f64, ConfigError> {
@@ -285,7 +291,7 @@ fn glm_moe_dsa(config: &Config<'_>) -> Result<ArchSpec, ConfigError> {
         expert_ff_size,
         shared_ff_size: expert_ff_size * n_shared,
         router: RouterSpec {
-            n_experts: config.dimension("n_routed_experts")?,
+            n_experts: config.n_experts("n_routed_experts")?,
             n_experts_active: config.dimension("num_experts_per_tok")?,
             scoring: RouterScoring::Sigmoid,
             selection_bias: true,
@@ -419,7 +425,7 @@ fn olmoe(config: &Config<'_>) -> Result<ArchSpec, ConfigError> {
         expert_ff_size: config.dimension("intermediate_size")?,
         shared_ff_size: 0,
         router: RouterSpec {
-            n_experts: config.dimension("num_experts")?,
+            n_experts: config.n_experts("num_experts")?,
             n_experts_active: config.dimension("num_experts_per_tok")?,
             scoring: RouterScoring::Softmax,
             selection_bias: false,

@@ -1,0 +1,345 @@
+//! A loaded model and one sequence: binds the plan's memory, then runs tokens through the layers.
+//!
+//! Owns the order of a layer and the position in the sequence. It executes the plan that it is
+//! given: it probes no hardware and computes no budget.
+
+use tierkeep_kernels::{Isa, Kernels, Pool, ops};
+use tierkeep_plans::budget::Line;
+use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::plan::Plan;
+use tierkeep_plans::spec::ArchSpec;
+use tierkeep_plans::units::Bytes;
+
+use crate::attention::{self, Small};
+use crate::compute::{Batch, Compute};
+use crate::counters::{Counters, Phase};
+use crate::error::EngineError;
+use crate::feed_forward::{self, ExpertLists, Experts, MAX_ACTIVE};
+use crate::kv::KvCache;
+use crate::memory::Account;
+use crate::rope::Rope;
+use crate::shard_io::ShardFiles;
+use crate::store::Store;
+use crate::weights::Weights;
+use crate::workspace::Workspace;
+
+/// What is being loaded, for a progress bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loading {
+    /// Dense weights.
+    DenseWeights,
+    /// Pinned experts.
+    Pins,
+}
+
+/// Looks on while tokens run. Every method does nothing by default.
+pub trait Observer {
+    /// The residual stream after a decoder layer: `states (batch, hidden)`, the first row being
+    /// that of position `first`.
+    fn layer(&mut self, layer: usize, first: usize, states: &[f32]) {
+        let _ = (layer, first, states);
+    }
+
+    /// Whether the logits of every position are wanted, not only of the last.
+    fn wants_all_logits(&self) -> bool {
+        false
+    }
+
+    /// Logits `(vocab)` of a position; called for each only if they are wanted.
+    fn logits(&mut self, position: usize, logits: &[f32]) {
+        let _ = (position, logits);
+    }
+}
+
+/// Looks at nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unobserved;
+impl Observer for Unobserved {}
+
+/// A loaded model with the state of one sequence.
+#[derive(Debug)]
+pub struct Engine {
+    spec: ArchSpec,
+    kernels: Kernels,
+    pool: Pool,
+    files: ShardFiles,
+    weights: Weights,
+    store: Store,
+    rope: Rope,
+    kv: KvCache,
+    work: Workspace,
+    lists: ExpertLists,
+    account: Account,
+    counters: Counters,
+    /// Experts of the last token of the last batch, `(expert layers, n_experts_active)`.
+    routing: Vec<u32>,
+    prefill_batch: usize,
+}
+
+impl Engine {
+    /// Loads a model as the plan says; `progress(what, done, total)` in bytes.
+    ///
+    /// # Errors
+    /// [`EngineError`]: the plan is for another model or contradicts itself, a shard cannot be
+    /// read, memory is refused, or the machine lacks what the plan asks for.
+    pub fn open(
+        plan: &Plan,
+        model: &Catalogue,
+        progress: &mut dyn FnMut(Loading, u64, u64),
+    ) -> Result<Self, EngineError> {
+        plan.check(model)?;
+        let spec = model.spec.clone();
+        let n_active = spec.router.n_experts_active;
+        if n_active > MAX_ACTIVE {
+            return Err(EngineError::TooManyActive { found: n_active, cap: MAX_ACTIVE });
+        }
+        let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?;
+        let threads = plan.engine.threads as usize;
+        let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
+        let files = ShardFiles::open(&model.shards, plan.engine.io)?;
+        let mut account = Account::new(&plan.ledger);
+        let context = plan.request.context as usize;
+        let prefill_batch = plan.engine.prefill_batch as usize;
+        let work = Workspace::new(&spec, prefill_batch, context, threads, &mut account)?;
+        let kv = KvCache::new(&spec, context, plan.engine.kv, &mut account)?;
+        let weights = Weights::load(
+            model,
+            plan.engine.embedding,
+            &mut account,
+            &files,
+            &mut |done, total| progress(Loading::DenseWeights, done, total),
+        )?;
+        let store = Store::open(
+            model,
+            &plan.placement.slots,
+            &mut account,
+            &files,
+            &mut |done, total| progress(Loading::Pins, done, total),
+        )?;
+        Ok(Self {
+            rope: Rope::new(&spec.rope),
+            lists: ExpertLists::new(&spec),
+            counters: Counters::new(spec.n_layers),
+            routing: vec![0; spec.expert_layers().count() * n_active],
+            spec,
+            kernels,
+            pool,
+            files,
+            weights,
+            store,
+            kv,
+            work,
+            account,
+            prefill_batch,
+        })
+    }
+
+    /// Runs tokens after those already there, in batches of at most the planned size.
+    ///
+    /// Afterwards [`Engine::logits`] holds the logits after the last one. On an error the tokens
+    /// of the batch that failed are not part of the sequence.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn run(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::Empty);
+        }
+        let wanted = self.kv.len + tokens.len();
+        if wanted > self.kv.context {
+            return Err(EngineError::ContextFull { wanted, context: self.kv.context });
+        }
+        let vocab_size = self.spec.vocab_size;
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
+            return Err(EngineError::UnknownToken { token, vocab_size });
+        }
+        for (batch, last) in tokens
+            .chunks(self.prefill_batch)
+            .zip((1..=tokens.len().div_ceil(self.prefill_batch)).rev().map(|left| left == 1))
+        {
+            if let Err(error) = self.batch(batch, phase, last, observer) {
+                self.store.recover();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// One batch through all layers.
+    fn batch(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        is_last: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        let hidden = self.spec.hidden_size;
+        let batch = Batch { len: tokens.len(), first: self.kv.len, context: self.kv.context };
+        let rows = self.work.states[..tokens.len() * hidden].chunks_exact_mut(hidden);
+        for (token, row) in tokens.iter().zip(rows) {
+            self.weights.embed(self.kernels, &self.files, *token, row)?;
+        }
+        let mut expert_layer = 0;
+        for layer in 0..self.spec.n_layers {
+            self.layer(layer, batch, phase)?;
+            observer.layer(layer, batch.first, &self.work.states[..batch.len * hidden]);
+            if self.spec.is_expert_layer(layer) {
+                let k = self.spec.router.n_experts_active;
+                let last = &self.work.chosen[(batch.len - 1) * k..batch.len * k];
+                self.routing[expert_layer * k..(expert_layer + 1) * k].copy_from_slice(last);
+                expert_layer += 1;
+            }
+        }
+        self.kv.len += batch.len;
+        if observer.wants_all_logits() {
+            for token in 0..batch.len {
+                self.head(token)?;
+                observer.logits(batch.first + token, &self.work.logits);
+            }
+        } else if is_last {
+            self.head(batch.len - 1)?;
+        }
+        Ok(())
+    }
+
+    /// One decoder layer: attention and feed-forward, each behind a norm and added to the stream.
+    fn layer(&mut self, layer: usize, batch: Batch, phase: Phase) -> Result<(), EngineError> {
+        let n = batch.len * self.spec.hidden_size;
+        let compute = Compute {
+            kernels: self.kernels,
+            pool: &self.pool,
+            weights: &self.weights,
+            rope: &self.rope,
+        };
+        let weights = &self.weights.layers[layer];
+        let eps = self.spec.norm_eps;
+        {
+            let Workspace { states, normed, block, norm, rotation, attention, .. } =
+                &mut self.work;
+            compute.rms_norm(weights.input_norm, eps, &states[..n], &mut normed[..n], norm)?;
+            let heads = attention::attend(
+                compute,
+                (&self.spec.attention, &weights.attention),
+                batch,
+                &normed[..n],
+                &mut self.kv.layers[layer],
+                attention,
+                &mut Small { norm, rotation },
+            )?;
+            compute.product(weights.attention_output, heads, batch.len, &mut block[..n])?;
+            ops::add_scaled(&mut states[..n], 1.0, &block[..n]);
+            compute.rms_norm(
+                weights.post_attention_norm,
+                eps,
+                &states[..n],
+                &mut normed[..n],
+                norm,
+            )?;
+        }
+        let mut experts = Experts {
+            spec: &self.spec,
+            store: &mut self.store,
+            files: &self.files,
+            lists: &mut self.lists,
+            counts: self.counters.layer_mut(phase, layer),
+            layer,
+        };
+        feed_forward::feed_forward(
+            compute,
+            &weights.feed_forward,
+            batch,
+            &mut experts,
+            &mut self.work,
+        )?;
+        let Workspace { states, block, .. } = &mut self.work;
+        ops::add_scaled(&mut states[..n], 1.0, &block[..n]);
+        Ok(())
+    }
+
+    /// Final norm and head for one token of the batch.
+    fn head(&mut self, token: usize) -> Result<(), EngineError> {
+        let hidden = self.spec.hidden_size;
+        let compute = Compute {
+            kernels: self.kernels,
+            pool: &self.pool,
+            weights: &self.weights,
+            rope: &self.rope,
+        };
+        let Workspace { states, normed, norm, logits, .. } = &mut self.work;
+        let state = &states[token * hidden..(token + 1) * hidden];
+        let normed = &mut normed[..hidden];
+        compute.rms_norm(self.weights.final_norm, self.spec.norm_eps, state, normed, norm)?;
+        compute.product(self.weights.head, normed, 1, logits)
+    }
+
+    /// Logits `(vocab)` after the last token that was run.
+    #[must_use]
+    pub fn logits(&self) -> &[f32] {
+        &self.work.logits
+    }
+
+    /// Experts of the last token that was run: `n_experts_active` for each layer that routes, in
+    /// descending router weight.
+    #[must_use]
+    pub fn last_routing(&self) -> &[u32] {
+        &self.routing
+    }
+
+    /// Tokens in the sequence.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.kv.len
+    }
+
+    /// Whether the sequence has no tokens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.kv.len == 0
+    }
+
+    /// Forgets the sequence; experts stay where they are.
+    pub fn clear(&mut self) {
+        self.kv.len = 0;
+    }
+
+    /// Tokens that the sequence may hold.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.kv.context
+    }
+
+    /// Most tokens of one prefill batch.
+    #[must_use]
+    pub fn prefill_batch(&self) -> usize {
+        self.prefill_batch
+    }
+
+    /// The architecture that runs.
+    #[must_use]
+    pub fn spec(&self) -> &ArchSpec {
+        &self.spec
+    }
+
+    /// Accesses to routed experts so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Bytes read from shards and number of reads, loading included.
+    #[must_use]
+    pub fn read_totals(&self) -> (u64, u64) {
+        self.files.totals()
+    }
+
+    /// Bytes bound against a line, counted where they were allocated.
+    #[must_use]
+    pub fn bound(&self, line: Line) -> Bytes {
+        self.account.bound(line)
+    }
+}

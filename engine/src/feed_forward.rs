@@ -1,0 +1,270 @@
+//! The feed-forward half of a layer: dense SwiGLU, routed experts through the store, shared experts.
+//!
+//! A token's experts are added in ascending id whatever the batch, so that a token by itself and the
+//! same token in a batch give the same bits.
+
+use tierkeep_kernels::{MatmulJob, ops};
+use tierkeep_plans::catalogue::Projection;
+use tierkeep_plans::spec::ArchSpec;
+
+use crate::compute::{Batch, Compute};
+use crate::counters::AccessCounts;
+use crate::error::EngineError;
+use crate::router;
+use crate::shard_io::ShardFiles;
+use crate::store::{Lease, Store};
+use crate::weights::{Bound, FeedForwardWeights, SwiGlu};
+use crate::workspace::Workspace;
+
+/// Most experts that a token may be routed to.
+pub(crate) const MAX_ACTIVE: usize = 64;
+
+/// Lists that a layer's experts need, allocated once.
+#[derive(Debug)]
+pub(crate) struct ExpertLists {
+    leases: Vec<Lease>,
+    /// Tokens of the batch that each expert has.
+    counts: Vec<u32>,
+    /// Experts of the batch, ascending.
+    union: Vec<u32>,
+    /// Those of them that are to stay, by ascending count.
+    keep: Vec<u32>,
+}
+
+impl ExpertLists {
+    pub(crate) fn new(spec: &ArchSpec) -> Self {
+        let n_experts = spec.router.n_experts;
+        Self {
+            leases: Vec::with_capacity(MAX_ACTIVE),
+            counts: vec![0; n_experts],
+            union: Vec::with_capacity(n_experts),
+            keep: Vec::with_capacity(n_experts),
+        }
+    }
+}
+
+/// Where routed experts come from, and who counts.
+pub(crate) struct Experts<'a> {
+    pub(crate) spec: &'a ArchSpec,
+    pub(crate) store: &'a mut Store,
+    pub(crate) files: &'a ShardFiles,
+    pub(crate) lists: &'a mut ExpertLists,
+    pub(crate) counts: &'a mut AccessCounts,
+    pub(crate) layer: usize,
+}
+
+/// Fills `work.block (batch, hidden)` from `work.normed (batch, hidden)`.
+pub(crate) fn feed_forward(
+    compute: Compute<'_>,
+    weights: &FeedForwardWeights,
+    batch: Batch,
+    experts: &mut Experts<'_>,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let n = batch.len;
+    let hidden = experts.spec.hidden_size;
+    match weights {
+        FeedForwardWeights::Dense(dense) => {
+            let Workspace { normed, inner, block, .. } = work;
+            swiglu(compute, dense, experts.spec.dense_ff_size, n, (normed, hidden), inner, block)
+        }
+        FeedForwardWeights::Experts { router, bias, shared } => {
+            choose(compute, *router, *bias, n, experts.spec, work)?;
+            work.block[..n * hidden].fill(0.0);
+            if n == 1 { one_token(compute, experts, work)? } else { union(compute, n, experts, work)? }
+            if let Some(shared) = shared {
+                let Workspace { normed, inner, gathered, block, .. } = work;
+                let ff_size = experts.spec.shared_ff_size;
+                swiglu(compute, shared, ff_size, n, (normed, hidden), inner, gathered)?;
+                ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// `out = down(silu(gate(x)) * up(x))` for a whole batch.
+fn swiglu(
+    compute: Compute<'_>,
+    weights: &SwiGlu,
+    ff_size: usize,
+    n: usize,
+    (x, hidden): (&[f32], usize),
+    inner: &mut [f32],
+    out: &mut [f32],
+) -> Result<(), EngineError> {
+    let x = &x[..n * hidden];
+    let inner = &mut inner[..2 * n * ff_size];
+    let job = |w: Bound| Ok::<_, EngineError>(MatmulJob { w: compute.weights.matrix(w)?, x, batch: n });
+    let jobs = [job(weights.gate)?, job(weights.up)?];
+    compute.pool.matmul_many(compute.kernels, &jobs, inner);
+    let (gate, up) = inner.split_at_mut(n * ff_size);
+    ops::silu_multiply(gate, up);
+    compute.product(weights.down, gate, n, &mut out[..n * hidden])
+}
+
+/// Routes every token of the batch.
+fn choose(
+    compute: Compute<'_>,
+    router: Bound,
+    bias: Option<Bound>,
+    n: usize,
+    spec: &ArchSpec,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let (n_experts, k) = (spec.router.n_experts, spec.router.n_experts_active);
+    let scores = &mut work.router_scores[..n * n_experts];
+    compute.product(router, &work.normed[..n * spec.hidden_size], n, scores)?;
+    let bias = match bias {
+        Some(bias) => Some(compute.weights.vector(compute.kernels, bias, &mut work.norm)?),
+        None => None,
+    };
+    for ((scores, chosen), weights) in scores
+        .chunks_exact_mut(n_experts)
+        .zip(work.chosen.chunks_exact_mut(k))
+        .zip(work.chosen_weights.chunks_exact_mut(k))
+    {
+        router::route(&spec.router, bias, scores, chosen, weights);
+    }
+    Ok(())
+}
+
+/// The experts of one token: all leased at once, their products under two wake-ups.
+fn one_token(
+    compute: Compute<'_>,
+    experts: &mut Experts<'_>,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
+    let k = experts.spec.router.n_experts_active;
+    let Workspace { normed, expert_inner, expert_output, chosen, chosen_weights, block, .. } = work;
+    let leases = &mut experts.lists.leases;
+    leases.clear();
+    for &expert in &chosen[..k] {
+        let lease = experts.store.lease(experts.files, experts.layer, expert, true)?;
+        experts.counts.add(lease.tier());
+        leases.push(lease);
+    }
+    let store = &*experts.store;
+    let x = &normed[..hidden];
+    let first = store.matrix(&leases[0], Projection::Gate)?;
+    let mut jobs = [MatmulJob { w: first, x, batch: 1 }; 2 * MAX_ACTIVE];
+    for (pair, lease) in jobs.chunks_exact_mut(2).zip(leases.iter()) {
+        pair[0].w = store.matrix(lease, Projection::Gate)?;
+        pair[1].w = store.matrix(lease, Projection::Up)?;
+    }
+    let inner = &mut expert_inner[..2 * k * ff_size];
+    compute.pool.matmul_many(compute.kernels, &jobs[..2 * k], inner);
+    for pair in inner.chunks_exact_mut(2 * ff_size) {
+        let (gate, up) = pair.split_at_mut(ff_size);
+        ops::silu_multiply(gate, up);
+    }
+    let mut jobs = [MatmulJob { w: first, x, batch: 1 }; MAX_ACTIVE];
+    for ((job, lease), pair) in
+        jobs.iter_mut().zip(leases.iter()).zip(inner.chunks_exact(2 * ff_size))
+    {
+        *job = MatmulJob { w: store.matrix(lease, Projection::Down)?, x: &pair[..ff_size], batch: 1 };
+    }
+    let output = &mut expert_output[..k * hidden];
+    compute.pool.matmul_many(compute.kernels, &jobs[..k], output);
+    for rank in ascending(&chosen[..k]) {
+        let output = &output[rank * hidden..(rank + 1) * hidden];
+        ops::add_scaled(&mut block[..hidden], chosen_weights[rank], output);
+    }
+    for lease in leases.drain(..) {
+        experts.store.release(lease);
+    }
+    Ok(())
+}
+
+/// Positions of `chosen` in ascending order of its values, which are distinct.
+fn ascending(chosen: &[u32]) -> impl Iterator<Item = usize> + '_ {
+    let mut last: Option<u32> = None;
+    std::iter::from_fn(move || {
+        let later = chosen.iter().enumerate().filter(|(_, id)| last.is_none_or(|l| **id > l));
+        let (rank, id) = later.min_by_key(|(_, id)| **id)?;
+        last = Some(*id);
+        Some(rank)
+    })
+}
+
+/// The experts of a batch: each is read at most once, and the most used ones stay.
+fn union(
+    compute: Compute<'_>,
+    n: usize,
+    experts: &mut Experts<'_>,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let k = experts.spec.router.n_experts_active;
+    let layer = experts.layer;
+    let ExpertLists { counts, union, keep, .. } = &mut *experts.lists;
+    counts.fill(0);
+    for &expert in &work.chosen[..n * k] {
+        counts[expert as usize] += 1;
+    }
+    union.clear();
+    union.extend((0..counts.len() as u32).filter(|&e| counts[e as usize] > 0));
+    keep.clear();
+    keep.extend(union.iter().copied().filter(|&e| !experts.store.is_pinned(layer, e)));
+    keep.sort_unstable_by_key(|&e| (counts[e as usize], std::cmp::Reverse(e)));
+    let surplus = keep.len().saturating_sub(experts.store.cache_slots(layer));
+    keep.drain(..surplus);
+    for &expert in union.iter() {
+        experts.store.set_wanted(layer, expert, true);
+    }
+    for at in 0..experts.lists.union.len() {
+        let expert = experts.lists.union[at];
+        let stays = experts.lists.keep.contains(&expert);
+        let lease = experts.store.lease(experts.files, layer, expert, stays)?;
+        experts.counts.add(lease.tier());
+        one_expert(compute, &lease, expert, n, experts, work)?;
+        experts.store.release(lease);
+        experts.store.set_wanted(layer, expert, stays);
+    }
+    for &expert in &experts.lists.keep {
+        experts.store.touch(layer, expert);
+        experts.store.set_wanted(layer, expert, false);
+    }
+    Ok(())
+}
+
+/// One expert for the tokens of the batch that chose it.
+fn one_expert(
+    compute: Compute<'_>,
+    lease: &Lease,
+    expert: u32,
+    n: usize,
+    experts: &Experts<'_>,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
+    let k = experts.spec.router.n_experts_active;
+    let Workspace {
+        normed, gathered, expert_inner, expert_output, chosen, chosen_weights, block, ..
+    } = work;
+    let chosen = &chosen[..n * k];
+    let tokens = || chosen.iter().enumerate().filter(|(_, e)| **e == expert).map(|(at, _)| at);
+    let mut m = 0;
+    for at in tokens() {
+        let token = at / k;
+        gathered[m * hidden..(m + 1) * hidden]
+            .copy_from_slice(&normed[token * hidden..(token + 1) * hidden]);
+        m += 1;
+    }
+    let x = &gathered[..m * hidden];
+    let matrix = |projection| experts.store.matrix(lease, projection);
+    let job = |w| MatmulJob { w, x, batch: m };
+    let jobs = [job(matrix(Projection::Gate)?), job(matrix(Projection::Up)?)];
+    let inner = &mut expert_inner[..2 * m * ff_size];
+    compute.pool.matmul_many(compute.kernels, &jobs, inner);
+    let (gate, up) = inner.split_at_mut(m * ff_size);
+    ops::silu_multiply(gate, up);
+    let output = &mut expert_output[..m * hidden];
+    compute.pool.matmul(compute.kernels, &matrix(Projection::Down)?, gate, m, output);
+    for (at, output) in tokens().zip(output.chunks_exact(hidden)) {
+        let token = at / k;
+        let block = &mut block[token * hidden..(token + 1) * hidden];
+        ops::add_scaled(block, chosen_weights[at], output);
+    }
+    Ok(())
+}

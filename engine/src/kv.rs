@@ -1,0 +1,115 @@
+//! What a sequence leaves behind: cached latents or keys and values, and the indexer's keys.
+//!
+//! Owns the layout of the caches. Rows are stored in the plan's KV type and read back by the same
+//! kernels that read weights.
+
+use tierkeep_kernels::{ElementType, Kernels, Matrix, MatrixError};
+use tierkeep_plans::budget::{KvElement, Line};
+use tierkeep_plans::spec::{ArchSpec, AttentionSpec, IndexerKind};
+
+use crate::error::EngineError;
+use crate::memory::{Account, Buffer};
+
+/// Rows of equal width: row `r` is at `r * width` elements.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    buffer: Buffer,
+    element: ElementType,
+    width: usize,
+}
+
+impl Rows {
+    fn new(
+        account: &mut Account,
+        line: Line,
+        element: ElementType,
+        rows: usize,
+        width: usize,
+    ) -> Result<Self, EngineError> {
+        let bytes = (rows as u64) * element.row_bytes(width) as u64;
+        Ok(Self { buffer: account.buffer(line, bytes)?, element, width })
+    }
+
+    /// Stores one row.
+    pub(crate) fn put(&mut self, kernels: Kernels, row: usize, values: &[f32]) {
+        let bytes = self.element.row_bytes(self.width);
+        let into = &mut self.buffer.bytes_mut()[row * bytes..(row + 1) * bytes];
+        kernels.encode_row(self.element, values, into);
+    }
+
+    /// `count` rows from `first` as a matrix `(count, width)`.
+    pub(crate) fn matrix(&self, first: usize, count: usize) -> Result<Matrix<'_>, MatrixError> {
+        let bytes = self.element.row_bytes(self.width);
+        let data = &self.buffer.bytes()[first * bytes..(first + count) * bytes];
+        Matrix::new(self.element, count, self.width, data, &[])
+    }
+}
+
+/// One latent and one rotary key a token, and an index key where the layer has an indexer.
+#[derive(Debug)]
+pub(crate) struct LatentCache {
+    pub(crate) latents: Rows,
+    pub(crate) rotary_keys: Rows,
+    pub(crate) index_keys: Option<Rows>,
+}
+
+/// Keys and values, head after head: row `head * context + position`.
+#[derive(Debug)]
+pub(crate) struct GroupedCache {
+    pub(crate) keys: Rows,
+    pub(crate) values: Rows,
+}
+
+/// The cache of one layer.
+#[derive(Debug)]
+pub(crate) enum LayerCache {
+    Latent(LatentCache),
+    Grouped(GroupedCache),
+}
+
+/// The caches of one sequence.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    pub(crate) layers: Vec<LayerCache>,
+    /// Positions filled.
+    pub(crate) len: usize,
+    /// Positions that there is room for.
+    pub(crate) context: usize,
+}
+
+impl KvCache {
+    pub(crate) fn new(
+        spec: &ArchSpec,
+        context: usize,
+        kv: KvElement,
+        account: &mut Account,
+    ) -> Result<Self, EngineError> {
+        let element = match kv {
+            KvElement::F32 => ElementType::F32,
+            KvElement::F16 => ElementType::F16,
+            KvElement::Bf16 => ElementType::Bf16,
+        };
+        let mut rows = |line, rows, width| Rows::new(account, line, element, rows, width);
+        let layers = spec
+            .layers
+            .iter()
+            .map(|layer| match &spec.attention {
+                AttentionSpec::Latent(a) => Ok(LayerCache::Latent(LatentCache {
+                    latents: rows(Line::KvCache, context, a.kv_lora_rank)?,
+                    rotary_keys: rows(Line::KvCache, context, a.qk_rope_head_dim)?,
+                    index_keys: match (a.indexer, layer.indexer) {
+                        (Some(indexer), IndexerKind::Full) => {
+                            Some(rows(Line::IndexerKeys, context, indexer.head_dim)?)
+                        }
+                        _ => None,
+                    },
+                })),
+                AttentionSpec::Grouped(a) => Ok(LayerCache::Grouped(GroupedCache {
+                    keys: rows(Line::KvCache, a.n_kv_heads * context, a.head_dim)?,
+                    values: rows(Line::KvCache, a.n_kv_heads * context, a.head_dim)?,
+                })),
+            })
+            .collect::<Result<_, EngineError>>()?;
+        Ok(Self { layers, len: 0, context })
+    }
+}

@@ -1,0 +1,153 @@
+//! Memory by ledger line. Owns every large allocation of the engine: each is counted where it is
+//! made and refused where it would exceed its line. Knows no tensor and no layer.
+
+use memmap2::MmapMut;
+use tierkeep_plans::budget::{Ledger, Line};
+use tierkeep_plans::catalogue::TENSOR_ALIGN;
+use tierkeep_plans::units::{Bytes, round_up};
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The line has less left than is asked for: the plan and the model disagree.
+    #[error(
+        "the plan's line \"{line}\" holds {planned} bytes, {bound} are bound and {wanted} more are needed: make the plan again with `tierkeep plan`"
+    )]
+    LineExceeded {
+        /// The line.
+        line: Line,
+        /// What the plan gives it.
+        planned: u64,
+        /// What is bound already.
+        bound: u64,
+        /// What was asked for.
+        wanted: u64,
+    },
+    /// The system refused.
+    #[error("the system refused {wanted} bytes for \"{line}\": {source}; plan with a smaller --ram")]
+    Refused {
+        /// The line.
+        line: Line,
+        /// What was asked for.
+        wanted: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Page-aligned memory, zero until written.
+#[derive(Debug)]
+pub(crate) struct Buffer(Option<MmapMut>);
+
+impl Buffer {
+    /// Its bytes.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+
+    /// Its bytes, to be written.
+    #[must_use]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_deref_mut().unwrap_or(&mut [])
+    }
+}
+
+/// What each line was given and what has been bound against it.
+///
+/// Bound bytes are counted at each allocation from the size asked for, never from the ledger.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    planned: [u64; Line::ALL.len()],
+    bound: [u64; Line::ALL.len()],
+}
+
+fn position(line: Line) -> usize {
+    Line::ALL.iter().position(|l| *l == line).unwrap_or(0)
+}
+
+impl Account {
+    /// An account with nothing bound.
+    #[must_use]
+    pub(crate) fn new(ledger: &Ledger) -> Self {
+        Self { planned: Line::ALL.map(|l| ledger.bytes(l).0), bound: [0; Line::ALL.len()] }
+    }
+
+    /// Bytes bound against a line.
+    #[must_use]
+    pub(crate) fn bound(&self, line: Line) -> Bytes {
+        Bytes(self.bound[position(line)])
+    }
+
+    fn bind(&mut self, line: Line, wanted: u64) -> Result<(), MemoryError> {
+        let at = position(line);
+        let (planned, bound) = (self.planned[at], self.bound[at]);
+        match bound.checked_add(wanted) {
+            Some(sum) if sum <= planned => {
+                self.bound[at] = sum;
+                Ok(())
+            }
+            _ => Err(MemoryError::LineExceeded { line, planned, bound, wanted }),
+        }
+    }
+
+    /// `bytes` rounded up to [`TENSOR_ALIGN`], page-aligned; untouched pages cost nothing yet.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub(crate) fn buffer(&mut self, line: Line, bytes: u64) -> Result<Buffer, MemoryError> {
+        let bytes = round_up(bytes, TENSOR_ALIGN);
+        self.bind(line, bytes)?;
+        if bytes == 0 {
+            return Ok(Buffer(None));
+        }
+        let refused = |source| MemoryError::Refused { line, wanted: bytes, source };
+        let length = usize::try_from(bytes)
+            .map_err(|_| refused(std::io::Error::from(std::io::ErrorKind::OutOfMemory)))?;
+        MmapMut::map_anon(length).map(|map| Buffer(Some(map))).map_err(refused)
+    }
+
+    /// `count` elements of 4 bytes, zeroed.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub(crate) fn elements<T: Copy + Default>(
+        &mut self,
+        line: Line,
+        count: usize,
+    ) -> Result<Vec<T>, MemoryError> {
+        let wanted = (count * size_of::<T>()) as u64;
+        self.bind(line, wanted)?;
+        let mut elements = Vec::new();
+        elements.try_reserve_exact(count).map_err(|_| MemoryError::Refused {
+            line,
+            wanted,
+            source: std::io::Error::from(std::io::ErrorKind::OutOfMemory),
+        })?;
+        elements.resize(count, T::default());
+        Ok(elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tierkeep_plans::budget::LedgerLine;
+
+    #[test]
+    fn a_line_is_never_exceeded() {
+        let ledger = Ledger(vec![LedgerLine {
+            line: Line::KvCache,
+            bytes: Bytes(192),
+            note: String::new(),
+        }]);
+        let mut account = Account::new(&ledger);
+        assert_eq!(account.buffer(Line::KvCache, 100).unwrap().bytes().len(), 128);
+        assert_eq!(account.elements::<f32>(Line::KvCache, 16).unwrap(), [0.0; 16]);
+        let error = account.buffer(Line::KvCache, 1).unwrap_err().to_string();
+        assert!(error.contains("\"KV cache\" holds 192 bytes, 192 are bound"), "{error}");
+        assert!(account.buffer(Line::ExpertCache, 1).is_err());
+        assert_eq!(account.bound(Line::KvCache), Bytes(192));
+        assert!(account.buffer(Line::ExpertCache, 0).unwrap().bytes().is_empty());
+    }
+}

@@ -1,0 +1,206 @@
+//! The buffers of the forward pass, allocated once against the activations line. Owns their shapes;
+//! the arithmetic is in `attention` and `feed_forward`.
+
+use tierkeep_plans::budget::Line;
+use tierkeep_plans::spec::{ArchSpec, AttentionSpec};
+
+use crate::error::EngineError;
+use crate::memory::Account;
+
+/// Buffers of latent attention.
+#[derive(Debug)]
+pub(crate) struct LatentBuffers {
+    /// `(batch, q_lora_rank)`.
+    pub(crate) compressed_query: Vec<f32>,
+    /// `(batch, n_heads, qk_nope_head_dim + qk_rope_head_dim)`.
+    pub(crate) query: Vec<f32>,
+    /// `(batch, kv_lora_rank + qk_rope_head_dim)`.
+    pub(crate) latent: Vec<f32>,
+    /// `(batch, n_heads, v_head_dim)`.
+    pub(crate) output: Vec<f32>,
+    /// `(threads, 2 kv_lora_rank + visible)`: absorbed query, weighted latent, scores.
+    pub(crate) scratch: Vec<f32>,
+    /// Present where the family has an indexer.
+    pub(crate) indexer: Option<IndexerBuffers>,
+}
+
+/// Buffers of the indexer.
+#[derive(Debug)]
+pub(crate) struct IndexerBuffers {
+    /// `(batch, index heads, index head_dim)`.
+    pub(crate) query: Vec<f32>,
+    /// `(batch, index head_dim)`.
+    pub(crate) key: Vec<f32>,
+    /// `(batch, index heads)`.
+    pub(crate) head_weights: Vec<f32>,
+    /// `(context)`: scores of one token.
+    pub(crate) scores: Vec<f32>,
+    /// `(context)`: positions of one token, to be ordered.
+    pub(crate) order: Vec<u32>,
+    /// `(batch, visible)`: the positions that each token sees, ascending; outlives the layer.
+    pub(crate) selection: Vec<u32>,
+    /// `(batch)`: how many positions each token sees.
+    pub(crate) selected: Vec<u32>,
+}
+
+impl IndexerBuffers {
+    /// Positions that a selection has room for.
+    fn width(&self) -> usize {
+        self.selection.len() / self.selected.len()
+    }
+
+    /// The positions that a token of the batch sees, ascending.
+    pub(crate) fn selected(&self, token: usize) -> &[u32] {
+        let start = token * self.width();
+        &self.selection[start..start + self.selected[token] as usize]
+    }
+
+    /// Room for the positions that a token of the batch sees.
+    pub(crate) fn selection_mut(&mut self, token: usize) -> &mut [u32] {
+        let width = self.width();
+        &mut self.selection[token * width..(token + 1) * width]
+    }
+}
+
+/// Buffers of grouped-query attention.
+#[derive(Debug)]
+pub(crate) struct GroupedBuffers {
+    /// `(batch, n_heads, head_dim)`.
+    pub(crate) query: Vec<f32>,
+    /// `(batch, n_kv_heads, head_dim)`.
+    pub(crate) key: Vec<f32>,
+    /// `(batch, n_kv_heads, head_dim)`.
+    pub(crate) value: Vec<f32>,
+    /// `(batch, n_heads, head_dim)`.
+    pub(crate) output: Vec<f32>,
+    /// `(threads, context)`: scores.
+    pub(crate) scratch: Vec<f32>,
+}
+
+/// Buffers of the attention kind that the model has.
+#[derive(Debug)]
+pub(crate) enum AttentionBuffers {
+    Latent(LatentBuffers),
+    Grouped(GroupedBuffers),
+}
+
+/// Every buffer of the forward pass.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// `(batch, hidden)`: the residual stream.
+    pub(crate) states: Vec<f32>,
+    /// `(batch, hidden)`: its norm.
+    pub(crate) normed: Vec<f32>,
+    /// `(batch, hidden)`: what a block adds to it.
+    pub(crate) block: Vec<f32>,
+    /// `(batch, hidden)`: the tokens of one expert, or the shared experts' output.
+    pub(crate) gathered: Vec<f32>,
+    /// `(2, batch, inner)`: gate and up of a dense or shared SwiGLU.
+    pub(crate) inner: Vec<f32>,
+    /// `(2, rows, expert_ff)`: gate and up of routed experts.
+    pub(crate) expert_inner: Vec<f32>,
+    /// `(rows, hidden)`: outputs of routed experts.
+    pub(crate) expert_output: Vec<f32>,
+    /// `(batch, n_experts)`.
+    pub(crate) router_scores: Vec<f32>,
+    /// `(batch, n_experts_active)`, in descending router weight, ties by lower id.
+    pub(crate) chosen: Vec<u32>,
+    /// `(batch, n_experts_active)`: their weights.
+    pub(crate) chosen_weights: Vec<f32>,
+    /// Weights of the norm in use.
+    pub(crate) norm: Vec<f32>,
+    /// Cosines, then sines, of one position: `(2, rope dim / 2)`.
+    pub(crate) rotation: Vec<f32>,
+    /// `(vocab)`.
+    pub(crate) logits: Vec<f32>,
+    pub(crate) attention: AttentionBuffers,
+}
+
+impl Workspace {
+    pub(crate) fn new(
+        spec: &ArchSpec,
+        batch: usize,
+        context: usize,
+        threads: usize,
+        account: &mut Account,
+    ) -> Result<Self, EngineError> {
+        let mut floats = |count: usize| account.elements::<f32>(Line::Activations, count);
+        let hidden = spec.hidden_size;
+        let n_active = spec.router.n_experts_active;
+        let rows = batch.max(n_active);
+        let widest = match &spec.attention {
+            AttentionSpec::Latent(a) => a
+                .q_lora_rank
+                .max(a.kv_lora_rank)
+                .max(2 * a.indexer.map_or(0, |i| i.head_dim)),
+            AttentionSpec::Grouped(a) => a.n_heads * a.head_dim,
+        };
+        Ok(Self {
+            states: floats(batch * hidden)?,
+            normed: floats(batch * hidden)?,
+            block: floats(batch * hidden)?,
+            gathered: floats(batch * hidden)?,
+            inner: floats(2 * batch * spec.dense_ff_size.max(spec.shared_ff_size))?,
+            expert_inner: floats(2 * rows * spec.expert_ff_size)?,
+            expert_output: floats(rows * hidden)?,
+            router_scores: floats(batch * spec.router.n_experts)?,
+            chosen_weights: floats(batch * n_active)?,
+            norm: floats(widest.max(hidden).max(spec.router.n_experts))?,
+            rotation: floats(spec.rope.dim)?,
+            logits: floats(spec.vocab_size)?,
+            attention: AttentionBuffers::new(spec, batch, context, threads, account)?,
+            chosen: account.elements(Line::Activations, batch * n_active)?,
+        })
+    }
+}
+
+impl AttentionBuffers {
+    fn new(
+        spec: &ArchSpec,
+        batch: usize,
+        context: usize,
+        threads: usize,
+        account: &mut Account,
+    ) -> Result<Self, EngineError> {
+        let line = Line::Activations;
+        let mut floats = |count: usize| account.elements::<f32>(line, count);
+        match &spec.attention {
+            AttentionSpec::Latent(a) => {
+                let visible = a.indexer.map_or(context, |i| context.min(i.top_k));
+                let compressed_query = floats(batch * a.q_lora_rank)?;
+                let query =
+                    floats(batch * a.n_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim))?;
+                let latent = floats(batch * (a.kv_lora_rank + a.qk_rope_head_dim))?;
+                let output = floats(batch * a.n_heads * a.v_head_dim)?;
+                let scratch = floats(threads * (2 * a.kv_lora_rank + visible))?;
+                let indexer = match a.indexer {
+                    None => None,
+                    Some(i) => Some(IndexerBuffers {
+                        query: floats(batch * i.n_heads * i.head_dim)?,
+                        key: floats(batch * i.head_dim)?,
+                        head_weights: floats(batch * i.n_heads)?,
+                        scores: floats(context)?,
+                        order: account.elements(line, context)?,
+                        selection: account.elements(line, batch * visible)?,
+                        selected: account.elements(line, batch)?,
+                    }),
+                };
+                Ok(Self::Latent(LatentBuffers {
+                    compressed_query,
+                    query,
+                    latent,
+                    output,
+                    scratch,
+                    indexer,
+                }))
+            }
+            AttentionSpec::Grouped(a) => Ok(Self::Grouped(GroupedBuffers {
+                query: floats(batch * a.n_heads * a.head_dim)?,
+                key: floats(batch * a.n_kv_heads * a.head_dim)?,
+                value: floats(batch * a.n_kv_heads * a.head_dim)?,
+                output: floats(batch * a.n_heads * a.head_dim)?,
+                scratch: floats(threads * context)?,
+            })),
+        }
+    }
+}

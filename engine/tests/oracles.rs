@@ -1,0 +1,249 @@
+//! Every family against the reference: greedy tokens, teacher-forced positions and logits, under
+//! every placement; and the bytes bound against the bytes planned.
+//!
+//! The oracles are committed under `tests/oracles` of the workspace; a missing one is a failure.
+
+use std::path::PathBuf;
+
+use tierkeep_doctor::Facts;
+use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_case};
+use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
+use tierkeep_plans::budget::{self, Line};
+use tierkeep_plans::catalogue::{Catalogue, LayerTensor, Role};
+use tierkeep_plans::plan::{IoMode, Plan};
+use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::units::{Bytes, SizeRequest};
+
+const FAMILIES: [&str; 3] = ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer"];
+
+fn model(family: &str) -> Catalogue {
+    let directory =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
+    Catalogue::open(&directory).unwrap()
+}
+
+/// How a plan differs from the default.
+#[derive(Clone, Copy, Debug)]
+struct Placing {
+    threads: u64,
+    /// Slots of each layer; `None` for all.
+    slots: Option<u32>,
+    /// Pinned experts of each layer.
+    pins: u32,
+    batch: u64,
+    isa: &'static str,
+    io: IoMode,
+}
+
+const PLAIN: Placing =
+    Placing { threads: 1, slots: None, pins: 0, batch: 64, isa: "scalar", io: IoMode::Buffered };
+
+fn plan(model: &Catalogue, placing: Placing) -> Plan {
+    let options = Options {
+        ram: Some(SizeRequest::Absolute(Bytes(1 << 30))),
+        context: Some(64),
+        threads: Some(placing.threads),
+        prefill_batch: Some(placing.batch),
+        isa: Some(placing.isa.to_owned()),
+        io: Some(placing.io),
+        ..Options::default()
+    };
+    let mut plan = planner::plan(model, &Facts::default(), &options, None).unwrap();
+    let slots = &mut plan.placement.slots;
+    for layer in model.spec.expert_layers() {
+        if let Some(cap) = placing.slots {
+            slots.caps[layer] = cap;
+        }
+        slots.pins[layer] = (0..placing.pins).map(|i| i * 3 + layer as u32 % 3).collect();
+    }
+    plan.ledger = budget::ledger(model, &plan.workload(), &plan.placement.slots);
+    plan
+}
+
+fn open(model: &Catalogue, plan: &Plan) -> Engine {
+    Engine::open(plan, model, &mut |_, _, _| {}).unwrap()
+}
+
+fn verify(model: &Catalogue, placing: Placing, with_layers: bool) -> CaseReport {
+    let oracle = read_oracle(&model.directory).unwrap();
+    assert_eq!(oracle.len(), 1);
+    assert_eq!(oracle[0].layers.len(), model.spec.n_layers, "the oracle has every layer");
+    let mut engine = open(model, &plan(model, placing));
+    verify_case(&mut engine, &oracle[0], with_layers).unwrap()
+}
+
+#[test]
+fn every_family_equals_the_reference() {
+    for family in FAMILIES {
+        let model = model(family);
+        let report = verify(&model, PLAIN, true);
+        println!("{family}: {report:?}");
+        assert!(report.positions + report.positions_under_margin == 40, "{family}");
+        assert_eq!(report.positions_equal, report.positions, "{family}: {report:?}");
+        assert_eq!((report.greedy_equal, report.greedy), (24, 24), "{family}: {report:?}");
+        let difference = report.logit_difference.unwrap();
+        assert!(difference > 0.0 && difference <= LOGIT_TOLERANCE, "{family}: {difference}");
+        assert_eq!(report.layer_differences.len(), model.spec.n_layers);
+        assert!(report.layer_differences.iter().all(|d| *d <= LOGIT_TOLERANCE), "{report:?}");
+    }
+}
+
+/// Logits after each of 40 prompt tokens and 24 greedy ones, bit for bit.
+fn all_logits(model: &Catalogue, placing: Placing) -> Vec<u32> {
+    struct Keep(Vec<u32>);
+    impl tierkeep_engine::Observer for Keep {
+        fn wants_all_logits(&self) -> bool {
+            true
+        }
+        fn logits(&mut self, _: usize, logits: &[f32]) {
+            self.0.extend(logits.iter().map(|l| l.to_bits()));
+        }
+    }
+    let oracle = read_oracle(&model.directory).unwrap();
+    let mut engine = open(model, &plan(model, placing));
+    let mut keep = Keep(Vec::new());
+    engine.run(&oracle[0].prompt, Phase::Prefill, &mut keep).unwrap();
+    for (token, _) in &oracle[0].greedy {
+        engine.run(&[*token], Phase::Decode, &mut keep).unwrap();
+    }
+    keep.0
+}
+
+#[test]
+fn placement_changes_no_bit() {
+    let placings = [
+        Placing { threads: 2, ..PLAIN },
+        Placing { threads: 3, slots: Some(5), ..PLAIN },
+        Placing { slots: Some(1), ..PLAIN },
+        Placing { slots: Some(0), batch: 7, ..PLAIN },
+        Placing { slots: Some(1), pins: 1, ..PLAIN },
+        Placing { slots: Some(6), pins: 4, threads: 2, ..PLAIN },
+        Placing { batch: 1, ..PLAIN },
+        Placing { batch: 9, slots: Some(3), ..PLAIN },
+        Placing { batch: 1, slots: Some(2), pins: 2, io: IoMode::Dropped, ..PLAIN },
+        Placing { isa: "avx2", threads: 2, ..PLAIN },
+        Placing { isa: "avx512", batch: 5, ..PLAIN },
+    ];
+    let supported = tierkeep_kernels::Isa::supported();
+    for family in FAMILIES {
+        let model = model(family);
+        let expected = all_logits(&model, PLAIN);
+        assert_eq!(expected.len(), 64 * model.spec.vocab_size);
+        for placing in placings {
+            if supported.iter().any(|isa| isa.to_string() == placing.isa) {
+                assert!(all_logits(&model, placing) == expected, "{family}: {placing:?}");
+            }
+        }
+    }
+}
+
+/// Lines that the engine allocates; the others are the process's and the kernel's.
+const BOUND_LINES: [Line; 8] = [
+    Line::DenseWeights,
+    Line::KvCache,
+    Line::IndexerKeys,
+    Line::Activations,
+    Line::ExpertsInFlight,
+    Line::IoBuffers,
+    Line::PinnedExperts,
+    Line::ExpertCache,
+];
+
+fn assert_bound_as_planned(model: &Catalogue, plan: &Plan) {
+    let engine = open(model, plan);
+    for line in BOUND_LINES {
+        assert_eq!(engine.bound(line), plan.ledger.bytes(line), "{line}");
+    }
+}
+
+#[test]
+fn bytes_bound_are_bytes_planned() {
+    for family in FAMILIES {
+        let model = model(family);
+        for slots in [None, Some(0), Some(1), Some(7)] {
+            for (threads, batch) in [(1, 1), (2, 40)] {
+                let pins = slots.map_or(3, |s| s.min(2));
+                assert_bound_as_planned(&model, &plan(&model, Placing { slots, pins, threads, batch, ..PLAIN }));
+            }
+        }
+        // A budget that does not hold everything reads embedding rows from disk.
+        let small = Options {
+            ram: Some(SizeRequest::Absolute(Bytes(17_600_000))),
+            context: Some(64),
+            ..Options::default()
+        };
+        let plan = planner::plan(&model, &Facts::default(), &small, None).unwrap();
+        assert!(plan.ledger.bytes(Line::IoBuffers) > Bytes(0), "{family}: {:?}", plan.ledger);
+        assert_bound_as_planned(&model, &plan);
+        assert!(plan.ledger.total() <= Bytes(17_600_000));
+    }
+}
+
+/// The comparison above is worth something only if it fails when the plan misses a tensor.
+#[test]
+fn a_tensor_dropped_from_the_catalogue_is_noticed() {
+    for family in FAMILIES {
+        let whole = model(family);
+        for at in 0..whole.tensors.len() {
+            let mut dropped = whole.clone();
+            let role = dropped.tensors.remove(at).role;
+            let planned = plan(&dropped, PLAIN);
+            let bound = Engine::open(&planned, &whole, &mut |_, _, _| {});
+            assert!(
+                matches!(bound, Err(EngineError::Plan(_))),
+                "{family}: {role:?} dropped from the plan's catalogue: {bound:?}"
+            );
+            let engine = Engine::open(&planned, &dropped, &mut |_, _, _| {});
+            assert!(
+                matches!(engine, Err(EngineError::Unbound { .. })),
+                "{family}: {role:?} dropped from the engine's catalogue: {engine:?}"
+            );
+        }
+    }
+}
+
+/// The account itself refuses, even where the plan's own check is not asked.
+#[test]
+fn bound_differs_from_planned_when_a_tensor_is_not_counted() {
+    let whole = model("glm_moe_dsa");
+    let plan_of_whole = plan(&whole, PLAIN);
+    let mut dropped = whole.clone();
+    let norm = Role::Layer { layer: 0, tensor: LayerTensor::InputNorm };
+    dropped.tensors.retain(|t| t.role != norm);
+    let plan_of_dropped = plan(&dropped, PLAIN);
+    let bound = open(&whole, &plan_of_whole).bound(Line::DenseWeights);
+    assert_eq!(bound, plan_of_whole.ledger.bytes(Line::DenseWeights));
+    assert_ne!(bound, plan_of_dropped.ledger.bytes(Line::DenseWeights));
+}
+
+#[test]
+fn a_sequence_that_does_not_fit_or_makes_no_sense_is_refused() {
+    let model = model("olmoe");
+    let mut engine = open(&model, &plan(&model, PLAIN));
+    let run = |engine: &mut Engine, tokens: &[u32]| {
+        engine.run(tokens, Phase::Prefill, &mut Unobserved).map_err(|e| e.to_string())
+    };
+    assert!(run(&mut engine, &[]).unwrap_err().contains("no tokens"));
+    assert!(run(&mut engine, &[320]).unwrap_err().contains("token id 320 is not below"));
+    assert!(run(&mut engine, &[1; 65]).unwrap_err().contains("plan with --ctx 65"));
+    run(&mut engine, &[1; 60]).unwrap();
+    assert!(run(&mut engine, &[1; 5]).unwrap_err().contains("needs 65 tokens"));
+    assert_eq!(engine.len(), 60);
+    run(&mut engine, &[1; 4]).unwrap();
+}
+
+#[test]
+fn counts_are_of_decode_in_order_of_weight() {
+    let model = model("olmoe");
+    let one_slot = plan(&model, Placing { slots: Some(1), ..PLAIN });
+    let mut engine = open(&model, &one_slot);
+    engine.run(&[1, 2, 3], Phase::Prefill, &mut Unobserved).unwrap();
+    assert_eq!(engine.counters().total(Phase::Decode).accesses(), 0);
+    for token in 4..14 {
+        engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();
+    }
+    let decode = engine.counters().total(Phase::Decode);
+    assert_eq!(decode.accesses(), 10 * 4 * 4);
+    assert!(decode.misses >= 10 * 4 * 3, "one slot answers at most one access a layer");
+    assert_eq!(engine.last_routing().len(), 16);
+}
