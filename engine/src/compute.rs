@@ -22,6 +22,8 @@ pub(crate) struct Batch {
     pub(crate) len: usize,
     /// Position of the first.
     pub(crate) first: usize,
+    /// Length of the sequence at the end of the call that this batch is part of.
+    pub(crate) row_len: usize,
     /// Room of the cache.
     pub(crate) context: usize,
 }

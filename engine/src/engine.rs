@@ -3,6 +3,8 @@
 //! Owns the order of a layer and the position in the sequence. It executes the plan that it is
 //! given: it probes no hardware and computes no budget.
 
+use std::ops::ControlFlow;
+
 use tierkeep_kernels::{Isa, Kernels, Pool, ops};
 use tierkeep_plans::budget::Line;
 use tierkeep_plans::catalogue::Catalogue;
@@ -21,7 +23,7 @@ use crate::rope::Rope;
 use crate::shard_io::ShardFiles;
 use crate::store::Store;
 use crate::weights::Weights;
-use crate::workspace::Workspace;
+use crate::workspace::{AttentionBuffers, Workspace};
 
 /// What is being loaded, for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,13 @@ pub trait Observer {
     /// that of position `first`.
     fn layer(&mut self, layer: usize, first: usize, states: &[f32]) {
         let _ = (layer, first, states);
+    }
+
+    /// A batch is done; the sequence now has `len` tokens. Breaking ends the call with
+    /// [`EngineError::Interrupted`] unless this was its last batch.
+    fn batch(&mut self, len: usize) -> ControlFlow<()> {
+        let _ = len;
+        ControlFlow::Continue(())
     }
 
     /// Whether the logits of every position are wanted, not only of the last.
@@ -109,13 +118,10 @@ impl Engine {
             &files,
             &mut |done, total| progress(Loading::DenseWeights, done, total),
         )?;
-        let store = Store::open(
-            model,
-            &plan.placement.slots,
-            &mut account,
-            &files,
-            &mut |done, total| progress(Loading::Pins, done, total),
-        )?;
+        let store =
+            Store::open(model, &plan.placement.slots, &mut account, &files, &mut |done, total| {
+                progress(Loading::Pins, done, total)
+            })?;
         Ok(Self {
             rope: Rope::new(&spec.rope),
             lists: ExpertLists::new(&spec),
@@ -162,7 +168,7 @@ impl Engine {
             .chunks(self.prefill_batch)
             .zip((1..=tokens.len().div_ceil(self.prefill_batch)).rev().map(|left| left == 1))
         {
-            if let Err(error) = self.batch(batch, phase, last, observer) {
+            if let Err(error) = self.batch(batch, (wanted, last), phase, observer) {
                 self.store.recover();
                 return Err(error);
             }
@@ -174,12 +180,13 @@ impl Engine {
     fn batch(
         &mut self,
         tokens: &[u32],
+        (row_len, is_last): (usize, bool),
         phase: Phase,
-        is_last: bool,
         observer: &mut dyn Observer,
     ) -> Result<(), EngineError> {
         let hidden = self.spec.hidden_size;
-        let batch = Batch { len: tokens.len(), first: self.kv.len, context: self.kv.context };
+        let batch =
+            Batch { len: tokens.len(), first: self.kv.len, row_len, context: self.kv.context };
         let rows = self.work.states[..tokens.len() * hidden].chunks_exact_mut(hidden);
         for (token, row) in tokens.iter().zip(rows) {
             self.weights.embed(self.kernels, &self.files, *token, row)?;
@@ -204,7 +211,10 @@ impl Engine {
         } else if is_last {
             self.head(batch.len - 1)?;
         }
-        Ok(())
+        match observer.batch(self.kv.len) {
+            ControlFlow::Break(()) if !is_last => Err(EngineError::Interrupted),
+            _ => Ok(()),
+        }
     }
 
     /// One decoder layer: attention and feed-forward, each behind a norm and added to the stream.
@@ -219,8 +229,7 @@ impl Engine {
         let weights = &self.weights.layers[layer];
         let eps = self.spec.norm_eps;
         {
-            let Workspace { states, normed, block, norm, rotation, attention, .. } =
-                &mut self.work;
+            let Workspace { states, normed, block, norm, rotation, attention, .. } = &mut self.work;
             compute.rms_norm(weights.input_norm, eps, &states[..n], &mut normed[..n], norm)?;
             let heads = attention::attend(
                 compute,
@@ -329,6 +338,16 @@ impl Engine {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Selections of the sparse indexer that a tie decided, so far. Such a selection depends on how
+    /// many tokens one call of [`Engine::run`] was given, as it does in the reference.
+    #[must_use]
+    pub fn selection_ties(&self) -> u64 {
+        match &self.work.attention {
+            AttentionBuffers::Latent(buffers) => buffers.indexer.as_ref().map_or(0, |i| i.ties),
+            AttentionBuffers::Grouped(_) => 0,
+        }
     }
 
     /// Bytes read from shards and number of reads, loading included.

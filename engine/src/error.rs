@@ -19,7 +19,9 @@ pub enum EngineError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The plan asks for an instruction set that this machine lacks.
-    #[error("the plan asks for an instruction set that cannot be used: {0}; make it again with `tierkeep plan`")]
+    #[error(
+        "the plan asks for an instruction set that cannot be used: {0}; make it again with `tierkeep plan`"
+    )]
     Isa(#[from] IsaError),
     /// The threads could not be started.
     #[error("the threads of the plan could not be started: {0}")]
@@ -45,8 +47,13 @@ pub enum EngineError {
     #[error("weights, cache and buffers are of different attention kinds")]
     MixedAttention,
     /// Logits that are not numbers.
-    #[error("the model's output is not a number: its weights are damaged or not what config.json says; check it with `tierkeep doctor MODEL`")]
+    #[error(
+        "the model's output is not a number: its weights are damaged or not what config.json says; check it with `tierkeep doctor MODEL`"
+    )]
     NotANumber,
+    /// The observer asked for it, between two batches.
+    #[error("interrupted")]
+    Interrupted,
     /// No tokens.
     #[error("there are no tokens to run: give a prompt")]
     Empty,
@@ -59,7 +66,9 @@ pub enum EngineError {
         vocab_size: usize,
     },
     /// The sequence does not fit in the planned context.
-    #[error("the sequence needs {wanted} tokens of context, the plan has {context}: plan with --ctx {wanted}")]
+    #[error(
+        "the sequence needs {wanted} tokens of context, the plan has {context}: plan with --ctx {wanted}"
+    )]
     ContextFull {
         /// Tokens needed.
         wanted: usize,

@@ -71,7 +71,11 @@ pub(crate) fn feed_forward(
         FeedForwardWeights::Experts { router, bias, shared } => {
             choose(compute, *router, *bias, n, experts.spec, work)?;
             work.block[..n * hidden].fill(0.0);
-            if n == 1 { one_token(compute, experts, work)? } else { union(compute, n, experts, work)? }
+            if n == 1 {
+                one_token(compute, experts, work)?
+            } else {
+                union(compute, n, experts, work)?
+            }
             if let Some(shared) = shared {
                 let Workspace { normed, inner, gathered, block, .. } = work;
                 let ff_size = experts.spec.shared_ff_size;
@@ -95,7 +99,8 @@ fn swiglu(
 ) -> Result<(), EngineError> {
     let x = &x[..n * hidden];
     let inner = &mut inner[..2 * n * ff_size];
-    let job = |w: Bound| Ok::<_, EngineError>(MatmulJob { w: compute.weights.matrix(w)?, x, batch: n });
+    let job =
+        |w: Bound| Ok::<_, EngineError>(MatmulJob { w: compute.weights.matrix(w)?, x, batch: n });
     let jobs = [job(weights.gate)?, job(weights.up)?];
     compute.pool.matmul_many(compute.kernels, &jobs, inner);
     let (gate, up) = inner.split_at_mut(n * ff_size);
@@ -163,7 +168,8 @@ fn one_token(
     for ((job, lease), pair) in
         jobs.iter_mut().zip(leases.iter()).zip(inner.chunks_exact(2 * ff_size))
     {
-        *job = MatmulJob { w: store.matrix(lease, Projection::Down)?, x: &pair[..ff_size], batch: 1 };
+        *job =
+            MatmulJob { w: store.matrix(lease, Projection::Down)?, x: &pair[..ff_size], batch: 1 };
     }
     let output = &mut expert_output[..k * hidden];
     compute.pool.matmul_many(compute.kernels, &jobs[..k], output);
@@ -240,7 +246,14 @@ fn one_expert(
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
     let k = experts.spec.router.n_experts_active;
     let Workspace {
-        normed, gathered, expert_inner, expert_output, chosen, chosen_weights, block, ..
+        normed,
+        gathered,
+        expert_inner,
+        expert_output,
+        chosen,
+        chosen_weights,
+        block,
+        ..
     } = work;
     let chosen = &chosen[..n * k];
     let tokens = || chosen.iter().enumerate().filter(|(_, e)| **e == expert).map(|(at, _)| at);

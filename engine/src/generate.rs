@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tierkeep_plans::usage::Session;
 
 use crate::counters::Phase;
-use crate::engine::{Engine, Unobserved};
+use crate::engine::{Engine, Observer, Unobserved};
 use crate::error::EngineError;
 
 /// What generation reports while it goes on.
@@ -85,6 +85,19 @@ pub fn greedy(logits: &[f32]) -> Result<u32, EngineError> {
     Ok(best as u32)
 }
 
+/// Passes the batches of a prefill on as events; an interrupt is heeded between two batches.
+struct PrefillWatcher<'a> {
+    first: usize,
+    total: usize,
+    events: &'a mut dyn FnMut(Event) -> ControlFlow<()>,
+}
+
+impl Observer for PrefillWatcher<'_> {
+    fn batch(&mut self, len: usize) -> ControlFlow<()> {
+        (self.events)(Event::Prefill { done: len - self.first, total: self.total })
+    }
+}
+
 /// Runs `prompt`, then generates up to `max_tokens` tokens greedily.
 ///
 /// `events` may end it by breaking. Routing of decoded tokens goes to `session`.
@@ -116,17 +129,16 @@ pub fn generate(
         return Err(EngineError::Empty);
     }
     let start = Instant::now();
-    let mut done = 0;
-    for batch in prompt.chunks(engine.prefill_batch()) {
-        engine.run(batch, Phase::Prefill, &mut Unobserved)?;
-        done += batch.len();
-        if events(Event::Prefill { done, total: prompt.len() }).is_break() {
-            generation.prefill = start.elapsed();
+    let mut watcher = PrefillWatcher { first: engine.len(), total: prompt.len(), events };
+    let run = engine.run(prompt, Phase::Prefill, &mut watcher);
+    generation.prefill = start.elapsed();
+    match run {
+        Err(EngineError::Interrupted) => {
             generation.ended = Ended::Interrupted;
             return Ok(generation);
         }
+        other => other?,
     }
-    generation.prefill = start.elapsed();
     while generation.tokens.len() < max_tokens {
         let token = greedy(engine.logits())?;
         generation.tokens.push(token);

@@ -24,7 +24,9 @@ pub enum MemoryError {
         wanted: u64,
     },
     /// The system refused.
-    #[error("the system refused {wanted} bytes for \"{line}\": {source}; plan with a smaller --ram")]
+    #[error(
+        "the system refused {wanted} bytes for \"{line}\": {source}; plan with a smaller --ram"
+    )]
     Refused {
         /// The line.
         line: Line,

@@ -17,10 +17,7 @@ impl Rope {
             let exponent = (2 * i) as f32 / spec.dim as f32;
             (1.0 / (spec.theta as f32).powf(exponent) as f64) as f32
         };
-        Self {
-            frequencies: (0..spec.dim / 2).map(frequency).collect(),
-            pairing: spec.pairing,
-        }
+        Self { frequencies: (0..spec.dim / 2).map(frequency).collect(), pairing: spec.pairing }
     }
 
     /// Fills `rotation` `(2, dim / 2)` with the cosines and sines of a position. The angle is

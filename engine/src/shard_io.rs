@@ -89,9 +89,9 @@ impl ShardFiles {
             });
         };
         let wanted = into.len();
-        fill(|at, rest| read_at(file, rest, offset + at as u64), into).map_err(|(got, reason)| {
-            ReadError::Read { path: path.clone(), offset, wanted, got, reason }
-        })?;
+        fill(|at, rest| read_at(file, rest, offset + at as u64), into).map_err(
+            |(got, reason)| ReadError::Read { path: path.clone(), offset, wanted, got, reason },
+        )?;
         if self.mode == IoMode::Dropped {
             drop_pages(file, offset, wanted as u64);
         }

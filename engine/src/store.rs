@@ -265,8 +265,7 @@ impl Store {
         let PlacedMatrix { stored, weight_offset, scales_offset } = *layout.matrix(projection);
         let part = |offset: u64, bytes: usize| &slab[offset as usize..offset as usize + bytes];
         let data = part(weight_offset, stored.row_bytes(cols as u64) as usize * rows);
-        let scales =
-            if stored.has_row_scales() { part(scales_offset, rows * 4) } else { &[] };
+        let scales = if stored.has_row_scales() { part(scales_offset, rows * 4) } else { &[] };
         Ok(Matrix::new(element_of(stored), rows, cols, data, scales)?)
     }
 
@@ -307,9 +306,12 @@ impl Store {
     }
 }
 
-
 /// Brings an expert: one read for each run of adjacent tensors.
-fn read_expert(files: &ShardFiles, layout: &ExpertLayout, slab: &mut [u8]) -> Result<(), ReadError> {
+fn read_expert(
+    files: &ShardFiles,
+    layout: &ExpertLayout,
+    slab: &mut [u8],
+) -> Result<(), ReadError> {
     for extent in layout.extents() {
         let start = extent.slab_offset as usize;
         files.read(extent.shard, extent.offset, &mut slab[start..start + extent.bytes as usize])?;

@@ -210,9 +210,9 @@ fn embedding_rows(
     by_role: &HashMap<Role, &Tensor>,
     account: &mut Account,
 ) -> Result<Embedding, EngineError> {
-    let table = **by_role.get(&Role::Embedding).ok_or_else(|| EngineError::Unbound {
-        tensor: model.name_of(Role::Embedding),
-    })?;
+    let table = **by_role
+        .get(&Role::Embedding)
+        .ok_or_else(|| EngineError::Unbound { tensor: model.name_of(Role::Embedding) })?;
     let weights = round_up(table.stored.row_bytes(table.cols), TENSOR_ALIGN);
     let scales = if table.scales.is_some() { TENSOR_ALIGN } else { 0 };
     let row = account.buffer(Line::IoBuffers, weights + scales)?;
@@ -243,9 +243,10 @@ impl<'a> Loader<'a> {
     }
 
     fn bind(&mut self, role: Role) -> Result<Bound, EngineError> {
-        let tensor = *self.resident.get(&role).ok_or_else(|| EngineError::Unbound {
-            tensor: self.model.name_of(role),
-        })?;
+        let tensor = *self
+            .resident
+            .get(&role)
+            .ok_or_else(|| EngineError::Unbound { tensor: self.model.name_of(role) })?;
         let buffer = match role {
             Role::Layer { layer, .. } => layer as usize,
             _ => self.model.spec.n_layers,
@@ -271,9 +272,8 @@ impl<'a> Loader<'a> {
         layer: usize,
         of: fn(Projection) -> LayerTensor,
     ) -> Result<SwiGlu, EngineError> {
-        let mut bind = |projection| {
-            self.bind(Role::Layer { layer: layer as u32, tensor: of(projection) })
-        };
+        let mut bind =
+            |projection| self.bind(Role::Layer { layer: layer as u32, tensor: of(projection) });
         Ok(SwiGlu {
             gate: bind(Projection::Gate)?,
             up: bind(Projection::Up)?,

@@ -41,11 +41,13 @@ pub(crate) struct IndexerBuffers {
     pub(crate) selection: Vec<u32>,
     /// `(batch)`: how many positions each token sees.
     pub(crate) selected: Vec<u32>,
+    /// Selections that a tie decided, so far.
+    pub(crate) ties: u64,
 }
 
 impl IndexerBuffers {
     /// Positions that a selection has room for.
-    fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.selection.len() / self.selected.len()
     }
 
@@ -129,10 +131,9 @@ impl Workspace {
         let n_active = spec.router.n_experts_active;
         let rows = batch.max(n_active);
         let widest = match &spec.attention {
-            AttentionSpec::Latent(a) => a
-                .q_lora_rank
-                .max(a.kv_lora_rank)
-                .max(2 * a.indexer.map_or(0, |i| i.head_dim)),
+            AttentionSpec::Latent(a) => {
+                a.q_lora_rank.max(a.kv_lora_rank).max(2 * a.indexer.map_or(0, |i| i.head_dim))
+            }
             AttentionSpec::Grouped(a) => a.n_heads * a.head_dim,
         };
         Ok(Self {
@@ -168,8 +169,7 @@ impl AttentionBuffers {
             AttentionSpec::Latent(a) => {
                 let visible = a.indexer.map_or(context, |i| context.min(i.top_k));
                 let compressed_query = floats(batch * a.q_lora_rank)?;
-                let query =
-                    floats(batch * a.n_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim))?;
+                let query = floats(batch * a.n_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim))?;
                 let latent = floats(batch * (a.kv_lora_rank + a.qk_rope_head_dim))?;
                 let output = floats(batch * a.n_heads * a.v_head_dim)?;
                 let scratch = floats(threads * (2 * a.kv_lora_rank + visible))?;
@@ -183,6 +183,7 @@ impl AttentionBuffers {
                         order: account.elements(line, context)?,
                         selection: account.elements(line, batch * visible)?,
                         selected: account.elements(line, batch)?,
+                        ties: 0,
                     }),
                 };
                 Ok(Self::Latent(LatentBuffers {

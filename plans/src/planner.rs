@@ -57,7 +57,9 @@ pub enum PlanRefusal {
         result: Box<DoesNotFit>,
     },
     /// The budget is above what the machine can give.
-    #[error("a budget of {budget} is above the {available} that this machine has available ({source_of}): ask for less, or insist with --allow-overcommit")]
+    #[error(
+        "a budget of {budget} is above the {available} that this machine has available ({source_of}): ask for less, or insist with --allow-overcommit"
+    )]
     OverMachine {
         /// What was asked for.
         budget: Bytes,
@@ -249,11 +251,7 @@ fn pin(
     choice.evidence
 }
 
-fn expected_hits(
-    model: &Catalogue,
-    slots: &Slots,
-    history: Option<&History>,
-) -> simulate::HitRate {
+fn expected_hits(model: &Catalogue, slots: &Slots, history: Option<&History>) -> simulate::HitRate {
     let router = &model.spec.router;
     let caps = caps(model, slots);
     let pins: Vec<Vec<u32>> = model.spec.expert_layers().map(|l| slots.pins[l].clone()).collect();

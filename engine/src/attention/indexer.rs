@@ -1,13 +1,13 @@
 //! The sparse-attention indexer (DeepSeek-V3.2): small keys of its own score every cached position,
 //! and attention sees the best `top_k` of them.
 //!
-//! Score of position t: `sum_h w_h / sqrt(n_heads) * relu(q_h . k_t / sqrt(head_dim))`. Ties go to
-//! the earlier position, so that the selection depends on nothing but the scores.
+//! Score of position t: `sum_h w_h / sqrt(n_heads) * relu(q_h . k_t / sqrt(head_dim))`.
 
 use tierkeep_kernels::ops;
 use tierkeep_plans::spec::IndexerSpec;
 
 use super::Small;
+use super::selection::best_positions;
 use crate::compute::{Batch, Compute};
 use crate::error::EngineError;
 use crate::kv::Rows;
@@ -63,7 +63,12 @@ pub(super) fn select(
         buffers.selected[token] = visible.min(top_k) as u32;
         if visible > top_k {
             score(compute, spec, token, visible, keys, buffers)?;
-            best(top_k, token, visible, buffers);
+            let IndexerBuffers { scores, order, .. } = buffers;
+            if best_positions(scores, visible, batch.row_len, top_k, order) {
+                buffers.ties += 1;
+            }
+            let start = token * buffers.width();
+            buffers.selection[start..start + top_k].copy_from_slice(&buffers.order[..top_k]);
         } else {
             let selection = buffers.selection_mut(token);
             for (position, slot) in selection[..visible].iter_mut().enumerate() {
@@ -100,19 +105,4 @@ fn score(
         }
     });
     Ok(())
-}
-
-/// Takes the `top_k` best positions of one token into its selection, ascending.
-fn best(top_k: usize, token: usize, visible: usize, buffers: &mut IndexerBuffers) {
-    let order = &mut buffers.order[..visible];
-    for (position, slot) in order.iter_mut().enumerate() {
-        *slot = position as u32;
-    }
-    let scores = &buffers.scores;
-    order.select_nth_unstable_by(top_k - 1, |&a, &b| {
-        scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
-    });
-    order[..top_k].sort_unstable();
-    let start = token * (buffers.selection.len() / buffers.selected.len());
-    buffers.selection[start..start + top_k].copy_from_slice(&buffers.order[..top_k]);
 }

@@ -60,7 +60,13 @@ fn project(
     let head = spec.qk_nope_head_dim + spec.qk_rope_head_dim;
     let compressed = &mut buffers.compressed_query[..n * spec.q_lora_rank];
     compute.product(weights.query_down, normed, n, compressed)?;
-    compute.rms_norm_rows(weights.query_down_norm, eps, compressed, spec.q_lora_rank, small.norm)?;
+    compute.rms_norm_rows(
+        weights.query_down_norm,
+        eps,
+        compressed,
+        spec.q_lora_rank,
+        small.norm,
+    )?;
     let query = &mut buffers.query[..n * spec.n_heads * head];
     compute.product(weights.query_up, compressed, n, query)?;
 

@@ -6,6 +6,7 @@
 mod grouped;
 mod indexer;
 mod latent;
+mod selection;
 
 use tierkeep_plans::spec::AttentionSpec;
 
