@@ -47,31 +47,30 @@ pub struct DoesNotFit {
 /// Largest prefill batch chosen by itself: beyond it a batch touches most experts of a layer, so
 /// that a larger one saves few reads.
 const PREFILL_BATCH_CAP: u64 = 512;
-/// Share of the budget that activations may take when the batch is chosen here.
-const ACTIVATION_SHARE: f64 = 0.03;
+/// Part of the budget that activations may take when the batch is chosen here: one in so many.
+const ACTIVATION_PART: u64 = 32;
 
 /// Places a model within a budget.
 ///
 /// What every token touches is resident. If every expert fits, every expert has a slot. Otherwise
 /// the embedding is read by rows, for a row is a few kilobytes a token and the table is many
-/// experts' worth, and what is left is divided over the layers slot by slot.
+/// experts' worth, and what is left is divided over the layers slot by slot. A larger budget never
+/// gives a layer fewer slots.
 ///
 /// # Errors
 /// [`DoesNotFit`] with the ledger and the smallest change that would make it fit.
 pub fn place(model: &Catalogue, request: &Request) -> Result<Placed, DoesNotFit> {
     let spec = &model.spec;
-    let everything = with_batch(model, request, EmbeddingResidency::Resident);
     let all = Slots::all(spec);
-    let ledger = budget::ledger(model, &everything, &all);
-    if ledger.total() <= request.budget {
-        return Ok(Placed { workload: everything, slots: all, ledger });
+    if let Some((workload, _)) = fit(model, request, EmbeddingResidency::Resident, &all) {
+        let ledger = budget::ledger(model, &workload, &all);
+        return Ok(Placed { workload, slots: all, ledger });
     }
-    let workload = with_batch(model, request, sparing_embedding(model));
-    let floor = budget::ledger(model, &workload, &Slots::none(spec.n_layers));
-    if floor.total() > request.budget {
+    let none = Slots::none(spec.n_layers);
+    let Some((workload, left)) = fit(model, request, sparing_embedding(model), &none) else {
         return Err(does_not_fit(model, request));
-    }
-    let slots = divide(model, request.budget.saturating_sub(floor.total()));
+    };
+    let slots = divide(model, left);
     let ledger = budget::ledger(model, &workload, &slots);
     Ok(Placed { workload, slots, ledger })
 }
@@ -85,74 +84,108 @@ fn sparing_embedding(model: &Catalogue) -> EmbeddingResidency {
     }
 }
 
-/// The workload with the prefill batch that was asked for, or the largest power of two whose
-/// activations stay under a small share of the budget.
-fn with_batch(model: &Catalogue, request: &Request, embedding: EmbeddingResidency) -> Workload {
-    let Request { context, threads, kv, .. } = *request;
-    let workload = |prefill_batch| Workload { context, prefill_batch, threads, kv, embedding };
+/// The workload of a placement and the bytes that it leaves for more slots; `None` if even its
+/// smallest prefill batch is over the budget.
+///
+/// A batch that is not asked for is the largest whose activations stay within their part of the
+/// budget. That part is set aside whole: what is left then grows with the budget, where the
+/// activations themselves grow in steps.
+fn fit(
+    model: &Catalogue,
+    request: &Request,
+    embedding: EmbeddingResidency,
+    slots: &Slots,
+) -> Option<(Workload, Bytes)> {
+    let workload = |prefill_batch| workload(request, request.context, embedding, prefill_batch);
+    let activations = |batch| budget::activation_bytes(&model.spec, &workload(batch));
+    let (smallest, largest) = batches(request, request.context);
+    let least = budget::ledger(model, &workload(smallest), slots).total();
+    if least > request.budget {
+        return None;
+    }
+    let left = request.budget.saturating_sub(least).0;
+    let base = activations(smallest);
+    let set_aside = (request.budget.0 / ACTIVATION_PART)
+        .clamp(base, activations(largest).max(base))
+        .min(base.saturating_add(left));
+    let (mut low, mut high) = (smallest, largest);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if activations(middle) <= set_aside { low = middle } else { high = middle - 1 }
+    }
+    Some((workload(low), Bytes(left - (set_aside - base))))
+}
+
+fn workload(
+    request: &Request,
+    context: u64,
+    embedding: EmbeddingResidency,
+    prefill_batch: u64,
+) -> Workload {
+    let Request { threads, kv, .. } = *request;
+    Workload { context, prefill_batch, threads, kv, embedding }
+}
+
+/// The smallest and the largest prefill batch that may be planned: the one asked for, if one is.
+fn batches(request: &Request, context: u64) -> (u64, u64) {
     let longest = context.max(1);
-    if let Some(batch) = request.prefill_batch {
-        return workload(batch.min(longest));
+    match request.prefill_batch {
+        Some(batch) => (batch.min(longest), batch.min(longest)),
+        None => (1, PREFILL_BATCH_CAP.min(longest)),
     }
-    let cap = request.budget.as_f64() * ACTIVATION_SHARE;
-    let mut batch = PREFILL_BATCH_CAP.min(longest);
-    while batch > 1 && budget::activation_bytes(&model.spec, &workload(batch)) as f64 > cap {
-        batch /= 2;
-    }
-    workload(batch)
 }
 
 /// Divides `left` bytes over the layers: the same number of slots for each, then one more for
-/// layer after layer while it fits. Layers whose experts are larger get no more slots for it.
+/// layer after layer, the ones with the smallest experts first. The first that does not fit ends
+/// it: were it passed over, a larger budget could give it a slot and take others' away.
 fn divide(model: &Catalogue, left: Bytes) -> Slots {
     let spec = &model.spec;
     let mut slots = Slots::none(spec.n_layers);
+    let mut layers: Vec<(u64, usize)> =
+        spec.expert_layers().map(|layer| (model.slot_bytes(layer).0, layer)).collect();
+    layers.sort_unstable();
     let n_experts = spec.router.n_experts as u64;
-    let round: u64 = spec.expert_layers().map(|l| model.slot_bytes(l).0).sum();
+    let round: u64 = layers.iter().map(|(slot, _)| slot).sum();
     let even = left.0.checked_div(round).unwrap_or(0).min(n_experts);
-    let mut left = left.0 - even * round;
-    for layer in spec.expert_layers() {
-        slots.caps[layer] = even as u32;
+    for (_, layer) in &layers {
+        slots.caps[*layer] = even as u32;
     }
+    let mut left = left.0 - even * round;
     if even < n_experts {
-        for layer in spec.expert_layers() {
-            let slot = model.slot_bytes(layer).0;
-            if slot <= left {
-                slots.caps[layer] += 1;
-                left -= slot;
+        for (slot, layer) in layers {
+            if slot > left {
+                break;
             }
+            left -= slot;
+            slots.caps[layer] += 1;
         }
     }
     slots
 }
 
-/// The smallest placement of the request: one-token batches, no slots.
+/// The smallest placement at a context: the smallest batch, and no slots unless a model is so small
+/// that slots for all its experts take less than a flight buffer does.
 fn smallest(model: &Catalogue, request: &Request, context: u64) -> Ledger {
-    let workload = Workload {
-        context,
-        prefill_batch: 1,
-        threads: request.threads,
-        kv: request.kv,
-        embedding: sparing_embedding(model),
+    let ledger = |embedding, slots| {
+        let workload = workload(request, context, embedding, batches(request, context).0);
+        budget::ledger(model, &workload, &slots)
     };
-    budget::ledger(model, &workload, &Slots::none(model.spec.n_layers))
+    let none = ledger(sparing_embedding(model), Slots::none(model.spec.n_layers));
+    let all = ledger(EmbeddingResidency::Resident, Slots::all(&model.spec));
+    if all.total() < none.total() { all } else { none }
 }
 
 fn does_not_fit(model: &Catalogue, request: &Request) -> DoesNotFit {
-    // A batch chosen by the user may be what does not fit; the smallest placement has none.
-    let request = Request { prefill_batch: Some(1), ..*request };
-    let ledger = smallest(model, &request, request.context);
-    let fits = |context| smallest(model, &request, context).total() <= request.budget;
-    let context_that_fits = if fits(1) {
+    let ledger = smallest(model, request, request.context);
+    let fits = |context| smallest(model, request, context).total() <= request.budget;
+    let context_that_fits = fits(1).then(|| {
         let (mut low, mut high) = (1, request.context.max(1));
         while low < high {
             let middle = low + (high - low).div_ceil(2);
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
-        Some(low)
-    } else {
-        None
-    };
+        low
+    });
     DoesNotFit {
         budget: request.budget,
         smallest_budget: ledger.total(),

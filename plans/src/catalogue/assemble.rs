@@ -19,7 +19,7 @@ const MTP_LAYER_CAP: usize = 64;
 pub(super) fn assemble(
     directory: &Path,
     spec: ArchSpec,
-    read: &ReadShards,
+    read: &ReadShards<'_>,
 ) -> Result<Catalogue, CatalogueError> {
     let shards: Vec<Shard> = read
         .names
@@ -62,7 +62,7 @@ fn missing(spec: &ArchSpec, role: Role, shards: &[Shard]) -> CatalogueError {
 }
 
 /// Hash of every header and file size in order of file name; names and places do not count.
-fn fingerprint(read: &ReadShards) -> String {
+fn fingerprint(read: &ReadShards<'_>) -> String {
     let mut hasher = blake3::Hasher::new();
     for header in &read.headers {
         hasher.update(&header.hash);
@@ -89,7 +89,7 @@ struct Found<'a> {
 impl<'a> Found<'a> {
     fn collect(
         spec: &ArchSpec,
-        read: &'a ReadShards,
+        read: &'a ReadShards<'_>,
         shards: &[Shard],
     ) -> Result<Self, CatalogueError> {
         let mut found = Self {
@@ -153,13 +153,14 @@ impl<'a> Found<'a> {
                 let layer = spec.n_layers + extra;
                 let dense = layer_tensors(spec, layer).into_iter().all(|tensor| {
                     let role = Role::Layer { layer: layer as u32, tensor };
-                    self.dense.contains_key(&(role, Part::Weight))
+                    let part = |part| self.dense.get(&(role, part)).copied();
+                    is_whole([part(Part::Weight), part(Part::RowScales)])
                 });
                 dense
                     && (0..spec.router.n_experts).all(|expert| {
                         self.expert_tensors
                             .get(&(layer as u32, expert as u32))
-                            .is_some_and(|p| p.iter().all(|m| m[0].is_some()))
+                            .is_some_and(|pieces| pieces.iter().copied().all(is_whole))
                     })
             })
             .count()
@@ -217,6 +218,14 @@ impl<'a> Found<'a> {
         }
         warnings
     }
+}
+
+/// Whether a weight is there, with its scales if it is packed.
+fn is_whole([weight, scales]: [Option<FoundTensor<'_>>; 2]) -> bool {
+    weight.is_some_and(|weight| {
+        let is_packed = matches!(weight.raw.dtype, DType::U8 | DType::I8);
+        !is_packed || scales.is_some()
+    })
 }
 
 fn lay_out(
@@ -424,8 +433,15 @@ fn stored_type(
     let Some(scales) = scales else {
         return Err(unsupported(format!("U8 without its {}.qs scales", weight.raw.name)));
     };
-    if scales.raw.dtype != DType::F32 || scales.raw.shape.iter().product::<u64>() != rows {
+    if scales.raw.dtype != DType::F32 {
+        let found = format!("U8 with {:?} scales, which are to be F32", scales.raw.dtype);
+        return Err(unsupported(found));
+    }
+    if scales.raw.shape.iter().product::<u64>() != rows {
         return Err(wrong_shape(scales, vec![rows]));
+    }
+    if weight.raw.shape.len() > 1 && weight.raw.shape[0] != rows {
+        return Err(wrong_shape(weight, vec![rows, cols]));
     }
     // Packed tensors may be flat, so the bits follow from the bytes of a row.
     let bytes = weight.span.bytes;

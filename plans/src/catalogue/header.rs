@@ -167,14 +167,35 @@ pub enum HeaderError {
     },
     /// The file is not as long as its header says.
     #[error("is {actual_bytes} bytes long, its header accounts for {expected_bytes}: {}",
-        if actual_bytes < expected_bytes { "the file was cut off; fetch it again" }
-        else { "bytes follow the last tensor; fetch it again" })]
+        if actual_bytes < expected_bytes { "the file was cut off" }
+        else { "bytes follow the last tensor" })]
     WrongLength {
         /// Bytes that the header accounts for.
         expected_bytes: u64,
         /// Size of the file.
         actual_bytes: u64,
     },
+}
+
+impl HeaderError {
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            // What the disk or the system refuses is not mended by a download.
+            Self::Io(_) => "check the disk and the file's permissions",
+            Self::TooShort { .. }
+            | Self::HeaderTooLarge { .. }
+            | Self::HeaderPastEnd { .. }
+            | Self::NotJson { .. }
+            | Self::Duplicate { .. }
+            | Self::ZeroLength { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::Reversed { .. }
+            | Self::NotContiguous { .. }
+            | Self::WrongLength { .. } => "fetch it again",
+        }
+    }
 }
 
 #[derive(Deserialize)]

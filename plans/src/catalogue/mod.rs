@@ -206,7 +206,7 @@ pub enum CatalogueError {
         named_by: String,
     },
     /// A header is not to be trusted.
-    #[error("{} {source}", path.display())]
+    #[error("{} {source}: {}", path.display(), source.remedy())]
     Header {
         /// The shard.
         path: PathBuf,
@@ -265,12 +265,14 @@ impl Catalogue {
         let mut spec = config::arch_spec(&config)
             .map_err(|source| CatalogueError::Config { directory: directory.to_owned(), source })?;
         shards::add_generation_stop_tokens(directory, &mut spec.stop_tokens);
-        let read = shards::read_shards(directory)?;
+        let index = shards::index_bytes(directory);
+        let read = shards::read_shards(directory, index.as_deref())?;
         let tokenizer_bytes = std::fs::metadata(directory.join("tokenizer.json"))
             .map_or(Bytes(0), |m| Bytes(m.len()));
-        let mut catalogue = assemble::assemble(directory, spec, &read)?;
+        let mut catalogue = assemble::assemble(directory, spec, &read)
+            .map_err(|error| read.blame(directory, error))?;
         catalogue.tokenizer_bytes = tokenizer_bytes;
-        catalogue.warnings.extend(read.warnings);
+        catalogue.warnings.extend(read.into_warnings());
         Ok(catalogue)
     }
 

@@ -165,11 +165,14 @@ fn family_table(family: Family) -> &'static [(&'static str, LayerTensor)] {
     }
 }
 
+/// How the names of alignment filler begin.
+pub(super) const PADDING_PREFIX: &str = "__pad.";
+
 /// The role of a published tensor name and which part of it this is; `None` where the family's
 /// tables do not know the name.
 #[must_use]
 pub fn role_of(family: Family, name: &str) -> Option<(Role, Part)> {
-    if name.starts_with("__pad.") {
+    if name.starts_with(PADDING_PREFIX) {
         return Some((Role::Padding, Part::Weight));
     }
     let (base, part) = match name.strip_suffix(".qs") {
