@@ -20,7 +20,7 @@ use crate::feed_forward::{self, ExpertLists, Experts, MAX_ACTIVE};
 use crate::kv::KvCache;
 use crate::memory::Account;
 use crate::rope::Rope;
-use crate::shard_io::ShardFiles;
+use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
 use crate::weights::Weights;
 use crate::workspace::{AttentionBuffers, Workspace};
@@ -350,10 +350,10 @@ impl Engine {
         }
     }
 
-    /// Bytes read from shards and number of reads, loading included.
+    /// How much has been read from shards, loading included.
     #[must_use]
-    pub fn read_totals(&self) -> (u64, u64) {
-        self.files.totals()
+    pub fn read_counter(&self) -> ReadCounter {
+        self.files.counter().clone()
     }
 
     /// Bytes bound against a line, counted where they were allocated.

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tierkeep_plans::catalogue::Shard;
@@ -51,8 +52,30 @@ pub enum ReadError {
 pub(crate) struct ShardFiles {
     files: Vec<(PathBuf, File)>,
     mode: IoMode,
-    bytes_read: AtomicU64,
-    reads: AtomicU64,
+    counter: ReadCounter,
+}
+
+/// A view of how much has been read, which can be kept while the engine works.
+#[derive(Clone, Debug, Default)]
+pub struct ReadCounter(Arc<[AtomicU64; 2]>);
+
+impl ReadCounter {
+    /// Bytes read from shards since they were opened.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0[0].load(Relaxed)
+    }
+
+    /// Number of reads.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.0[1].load(Relaxed)
+    }
+
+    fn add(&self, bytes: u64) {
+        self.0[0].fetch_add(bytes, Relaxed);
+        self.0[1].fetch_add(1, Relaxed);
+    }
 }
 
 impl ShardFiles {
@@ -74,7 +97,7 @@ impl ShardFiles {
                 Ok((shard.path.clone(), file))
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { files, mode, bytes_read: AtomicU64::new(0), reads: AtomicU64::new(0) })
+        Ok(Self { files, mode, counter: ReadCounter::default() })
     }
 
     /// Fills `into` from `offset` of a shard.
@@ -95,15 +118,13 @@ impl ShardFiles {
         if self.mode == IoMode::Dropped {
             drop_pages(file, offset, wanted as u64);
         }
-        self.bytes_read.fetch_add(wanted as u64, Relaxed);
-        self.reads.fetch_add(1, Relaxed);
+        self.counter.add(wanted as u64);
         Ok(())
     }
 
-    /// Bytes read and number of reads since the files were opened.
-    #[must_use]
-    pub(crate) fn totals(&self) -> (u64, u64) {
-        (self.bytes_read.load(Relaxed), self.reads.load(Relaxed))
+    /// How much has been read.
+    pub(crate) fn counter(&self) -> &ReadCounter {
+        &self.counter
     }
 }
 
@@ -201,7 +222,7 @@ mod tests {
         let files = ShardFiles::open(&shards, IoMode::Dropped).unwrap();
         let mut into = [0; 16];
         files.read(0, 48, &mut into).unwrap();
-        assert_eq!((into, files.totals()), ([7; 16], (16, 1)));
+        assert_eq!((into, files.counter().bytes(), files.counter().reads()), ([7; 16], 16, 1));
         let error = files.read(0, 56, &mut into).unwrap_err().to_string();
         assert!(error.contains("read of 16 bytes at offset 56 got 8: the file ended"), "{error}");
         assert!(files.read(9, 0, &mut into).is_err());

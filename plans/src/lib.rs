@@ -9,6 +9,7 @@
 
 pub mod budget;
 pub mod catalogue;
+pub mod checks;
 pub mod estimate;
 pub mod place;
 pub mod plan;

@@ -8,6 +8,7 @@ use tierkeep_doctor::Facts;
 
 use crate::budget::{self, EmbeddingResidency, KvElement, Ledger, Line, Slots, Workload};
 use crate::catalogue::Catalogue;
+use crate::planner::MAX_THREADS;
 use crate::units::Bytes;
 
 /// Version of the plan format that this build writes and reads.
@@ -329,22 +330,58 @@ impl Plan {
                 found: model.fingerprint.clone(),
             });
         }
+        self.check_model(model)?;
+        self.check_budget()?;
         self.check_settings(model)?;
         self.check_slots(model)?;
+        self.check_prediction()?;
         self.check_ledger(model)
+    }
+
+    fn check_model(&self, model: &Catalogue) -> Result<(), PlanError> {
+        let family = model.spec.family.model_type();
+        if self.model.family != family {
+            return Err(invalid("model.family", &self.model.family, family));
+        }
+        let bytes = model.total_bytes().0;
+        in_range("model.total_bytes", self.model.total_bytes.0, bytes, bytes)
+    }
+
+    /// A budget that was raised by hand is held to the machine that the plan was made on.
+    fn check_budget(&self) -> Result<(), PlanError> {
+        let budget = self.request.budget_bytes.0;
+        match self.machine.memory.usable_bytes.value() {
+            Some(&available) if budget > available && !self.request.allow_overcommit => {
+                Err(invalid(
+                    "request.budget_bytes",
+                    budget,
+                    format!(
+                        "at most the {available} that its machine has, or allow_overcommit = true"
+                    ),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_prediction(&self) -> Result<(), PlanError> {
+        let Prediction { decode_tokens_per_s, hit_rate, calibration, .. } = &self.prediction;
+        ascending("prediction.decode_tokens_per_s", *decode_tokens_per_s, f64::MAX)?;
+        ascending("prediction.hit_rate", *hit_rate, 1.0)?;
+        if *calibration > 0.0 && calibration.is_finite() {
+            return Ok(());
+        }
+        Err(invalid("prediction.calibration", calibration, "a positive number"))
     }
 
     fn check_settings(&self, model: &Catalogue) -> Result<(), PlanError> {
         let max_context = model.spec.max_context as u64;
         in_range("request.context", self.request.context, 1, max_context)?;
-        in_range("engine.threads", self.engine.threads, 1, 1024)?;
+        in_range("engine.threads", self.engine.threads, 1, MAX_THREADS)?;
         in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
         if self.engine.embedding == EmbeddingResidency::RowRead && model.spec.tied_embeddings {
-            return Err(PlanError::Invalid {
-                field: "engine.embedding".to_owned(),
-                found: "row_read".to_owned(),
-                expected: "resident, for the head shares its weights".to_owned(),
-            });
+            let expected = "resident, for the head shares its weights";
+            return Err(invalid("engine.embedding", "row_read", expected));
         }
         Ok(())
     }
@@ -354,11 +391,11 @@ impl Plan {
         let Slots { caps, pins } = &self.placement.slots;
         for (field, len) in [("caps", caps.len()), ("pins", pins.len())] {
             if len != spec.n_layers {
-                return Err(PlanError::Invalid {
-                    field: format!("placement.slots.{field}"),
-                    found: format!("a list of {len}"),
-                    expected: format!("one entry for each of the {} layers", spec.n_layers),
-                });
+                return Err(invalid(
+                    format!("placement.slots.{field}"),
+                    format!("a list of {len}"),
+                    format!("one entry for each of the {} layers", spec.n_layers),
+                ));
             }
         }
         for (layer, (&cap, pins)) in caps.iter().zip(pins).enumerate() {
@@ -372,13 +409,11 @@ impl Plan {
             let ascending = pins.windows(2).all(|w| w[0] < w[1]);
             let known = pins.last().is_none_or(|&last| (last as usize) < n_experts);
             if !ascending || !known || pins.len() > cap as usize {
-                return Err(PlanError::Invalid {
-                    field: format!("placement.slots.pins[{layer}]"),
-                    found: format!("{pins:?}"),
-                    expected: format!(
-                        "at most {cap} different experts below {n_experts}, ascending"
-                    ),
-                });
+                return Err(invalid(
+                    format!("placement.slots.pins[{layer}]"),
+                    format!("{pins:?}"),
+                    format!("at most {cap} different experts below {n_experts}, ascending"),
+                ));
             }
         }
         Ok(())
@@ -400,13 +435,32 @@ impl Plan {
     }
 }
 
+fn invalid(field: impl ToString, found: impl ToString, expected: impl ToString) -> PlanError {
+    PlanError::Invalid {
+        field: field.to_string(),
+        found: found.to_string(),
+        expected: expected.to_string(),
+    }
+}
+
 fn in_range(field: &str, found: u64, min: u64, max: u64) -> Result<(), PlanError> {
     if (min..=max).contains(&found) {
         return Ok(());
     }
-    Err(PlanError::Invalid {
-        field: field.to_owned(),
-        found: found.to_string(),
-        expected: format!("{min} to {max}"),
-    })
+    let expected = if min == max { min.to_string() } else { format!("{min} to {max}") };
+    Err(invalid(field, found, expected))
+}
+
+/// Whether a range is one: numbers from 0 to `max`, none below the one before it.
+fn ascending(field: &str, range: Range, max: f64) -> Result<(), PlanError> {
+    let Range { p10, p50, p90 } = range;
+    if 0.0 <= p10 && p10 <= p50 && p50 <= p90 && p90 <= max {
+        return Ok(());
+    }
+    let expected = if max < f64::MAX {
+        format!("ascending numbers from 0 to {max}")
+    } else {
+        "ascending numbers from 0".to_owned()
+    };
+    Err(invalid(field, format!("{p10}, {p50}, {p90}"), expected))
 }

@@ -22,6 +22,9 @@ const SPARED_SHARE: f64 = 0.08;
 /// Context planned when none is asked for, tokens, if the model has as much.
 const DEFAULT_CONTEXT: u64 = 4096;
 
+/// Most threads that a plan may have.
+pub(crate) const MAX_THREADS: u64 = 1024;
+
 /// What a user may set; the rest is solved around it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
@@ -187,10 +190,10 @@ fn request(
     if !(1..=max_context).contains(&context) {
         return bad("--ctx", context, format!("1 to {max_context}, the model's own limit"));
     }
-    let usable = machine.cpu.usable_threads.value().copied().unwrap_or(1).max(1);
-    let threads = options.threads.unwrap_or(usable);
-    if !(1..=1024).contains(&threads) {
-        return bad("--threads", threads, "1 to 1024".to_owned());
+    let usable = machine.cpu.usable_threads.value().copied().unwrap_or(1);
+    let threads = options.threads.unwrap_or(usable.clamp(1, MAX_THREADS));
+    if !(1..=MAX_THREADS).contains(&threads) {
+        return bad("--threads", threads, format!("1 to {MAX_THREADS}"));
     }
     if options.prefill_batch == Some(0) {
         return bad("--batch", 0, "at least 1".to_owned());

@@ -1,0 +1,59 @@
+//! `tierkeep convert MODEL OUT`.
+
+use anyhow::{Result, bail};
+use tierkeep_engine::convert::{self, ConvertOptions, DEFAULT_SHARD_BYTES};
+use tierkeep_plans::units::SizeRequest;
+
+use super::{Context, shared};
+use crate::args::ConvertArgs;
+use crate::exit::Outcome;
+use crate::render::{self, Bar};
+
+pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
+    let shard_bytes = match args.shard {
+        None => DEFAULT_SHARD_BYTES,
+        Some(SizeRequest::Absolute(bytes)) => bytes,
+        Some(SizeRequest::Percent(_)) => bail!("--shard takes a size such as 5GB, not a share"),
+    };
+    let model = shared::open_model(&args.model)?;
+    let options = ConvertOptions {
+        expert_bits: args.experts,
+        dense_bits: args.dense,
+        embedding_bits: args.embedding,
+        mtp_bits: args.mtp,
+        shard_bytes,
+    };
+    let planned = convert::planned_bytes(&model, &options)?;
+    if args.dry_run {
+        if context.json {
+            render::json(&serde_json::json!({ "schema_version": 1, "planned_bytes": planned }))?;
+        } else {
+            render::next(&format!(
+                "{planned} of weights would be written to {}",
+                args.out.display()
+            ))?;
+        }
+        return Ok(Outcome::Fine);
+    }
+    let disk = shared::facts(None, args.out.parent().or(Some(&args.out)), false).disk;
+    if let Some(&free) = disk.free_bytes.value()
+        && free < planned.0
+    {
+        bail!(
+            "{} needs {planned}, its disk has {} free: make room or choose fewer bits",
+            args.out.display(),
+            tierkeep_plans::units::Bytes(free)
+        );
+    }
+    let bar = Bar::bytes("converting");
+    let report = convert::convert(&model, &args.out, &options, &mut |progress| {
+        bar.set(progress.bytes_written.0, progress.bytes_written_total.0);
+    })?;
+    drop(bar);
+    if context.json {
+        render::json(&report)?;
+    } else {
+        render::conversion(&args.out, &report)?;
+    }
+    Ok(Outcome::Fine)
+}

@@ -1,0 +1,82 @@
+//! `tierkeep doctor [MODEL]`.
+
+use anyhow::Result;
+use tierkeep_engine::text::Text;
+use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::checks::{self, Check, Status};
+use tierkeep_plans::planner::{self, Options, PlanRefusal};
+
+use super::{Context, shared};
+use crate::args::DoctorArgs;
+use crate::exit::Outcome;
+use crate::render;
+
+pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
+    let catalogue = args.model.as_ref().map(|m| {
+        let absolute = m.canonicalize().unwrap_or_else(|_| m.clone());
+        Catalogue::open(&absolute)
+    });
+    let model = catalogue.as_ref().and_then(|c| c.as_ref().ok());
+    // Without a model, the disk that is looked at is that of the current folder.
+    let directory = args.model.as_deref().or(context.work_dir.as_deref());
+    let facts = shared::facts(model, directory, !args.no_measure);
+    let mut all = checks::machine_checks(&facts);
+    if let Some(catalogue) = &catalogue {
+        all.extend(checks::model_checks(catalogue));
+        if let Ok(model) = catalogue {
+            all.extend(text_checks(model));
+            all.push(budget_check(model, &facts));
+        }
+    }
+    if context.json {
+        render::json(&serde_json::json!({
+            "schema_version": 1, "facts": facts, "checks": all,
+        }))?;
+    } else {
+        render::facts(&facts)?;
+        render::checks(args.model.as_deref(), &all)?;
+    }
+    let any = |status| all.iter().any(|c: &Check| c.status == status);
+    Ok(if any(Status::Fail) {
+        Outcome::Verdict
+    } else if any(Status::Warn) {
+        Outcome::Warnings
+    } else {
+        Outcome::Fine
+    })
+}
+
+fn text_checks(model: &Catalogue) -> Vec<Check> {
+    match Text::open(&model.directory) {
+        Err(error) => vec![
+            Check::warn("model.tokenizer", error.to_string(), "give token ids with --ids"),
+            Check::skip("model.chat_template"),
+        ],
+        Ok(text) => {
+            let tokenizer = Check::ok("model.tokenizer", format!("{} tokens", text.vocab_size()));
+            let template = if text.has_chat_template() {
+                Check::ok("model.chat_template", "present")
+            } else {
+                Check::warn("model.chat_template", "there is none", "prompts are given as they are")
+            };
+            vec![tokenizer, template]
+        }
+    }
+}
+
+/// Whether the model fits in the budget that would be chosen without any option.
+fn budget_check(model: &Catalogue, facts: &tierkeep_doctor::Facts) -> Check {
+    let id = "model.budget";
+    match planner::plan(model, facts, &Options::default(), None) {
+        Ok(plan) => Check::ok(
+            id,
+            format!("fits: {} of a budget of {}", plan.ledger.total(), plan.request.budget_bytes),
+        ),
+        Err(PlanRefusal::DoesNotFit { result, .. }) => Check::fail(
+            id,
+            format!("needs {}, {} to give", result.smallest_budget, result.budget),
+            "see `tierkeep plan` for the ledger",
+        ),
+        Err(other) => Check::warn(id, other.to_string(), "give a budget with --ram"),
+    }
+}

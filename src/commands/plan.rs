@@ -1,0 +1,56 @@
+//! `tierkeep plan MODEL`.
+
+use anyhow::{Result, bail};
+use tierkeep_plans::planner::PlanRefusal;
+
+use super::{Context, shared};
+use crate::args::PlanVerbArgs;
+use crate::exit::Outcome;
+use crate::render;
+
+pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
+    let model = shared::open_model(&args.model)?;
+    for warning in &model.warnings {
+        render::warning(&format!("{}; remedy: {}", warning.finding, warning.remedy));
+    }
+    if let Some(output) = &args.output
+        && output.is_dir()
+    {
+        bail!("{} is a folder: give a file name to write the plan to", output.display());
+    }
+    let facts = shared::facts(Some(&model), Some(&model.directory), !args.planning.no_measure);
+    let usage = shared::usage(context, &model, args.planning.usage.as_deref());
+    let options = shared::options(&args.planning);
+    let plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
+        Ok(plan) => plan,
+        Err(error) => {
+            // "Does not fit" is a result: it is printed with its ledger, and nothing is written.
+            let Some(PlanRefusal::DoesNotFit { result, .. }) = error.downcast_ref() else {
+                return Err(error);
+            };
+            if context.json {
+                render::json(&render::does_not_fit_json(&args.model, result))?;
+            } else {
+                render::does_not_fit(&args.model, result)?;
+            }
+            return Ok(Outcome::Verdict);
+        }
+    };
+    if let Some(output) = &args.output {
+        plan.write(output)?;
+    }
+    if context.json {
+        render::json(&plan)?;
+    } else {
+        render::plan(&plan, &model)?;
+        if let Some(output) = &args.output {
+            render::next(&format!(
+                "written to {0}; next: tierkeep run {0} -p \"...\"",
+                output.display()
+            ))?;
+        } else {
+            render::next("not written; give -o plan.toml to keep it")?;
+        }
+    }
+    Ok(if model.warnings.is_empty() { Outcome::Fine } else { Outcome::Warnings })
+}

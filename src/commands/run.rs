@@ -1,0 +1,287 @@
+//! `tierkeep run PLAN|MODEL`.
+
+use std::io::Read as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use tierkeep_engine::generate::{Ended, Event, generate};
+use tierkeep_engine::report::{ReadMarks, RunReport};
+use tierkeep_engine::text::{Message, Text};
+use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::plan::Plan;
+use tierkeep_plans::units::LayerId;
+use tierkeep_plans::usage::{self, Session};
+
+use super::memory::Memory;
+use super::{Context, shared};
+use crate::args::{PlanningArgs, RunArgs};
+use crate::exit::Outcome;
+use crate::render::{self, Answer, Bar};
+
+/// What is run once a plan is there.
+pub(super) struct Job<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) model: &'a Catalogue,
+    pub(super) text: Option<&'a Text>,
+    pub(super) prompt: &'a [u32],
+    pub(super) max_tokens: usize,
+    pub(super) ignore_stop: bool,
+    /// Where the session's history goes.
+    pub(super) usage: Option<&'a Path>,
+    /// The answer is shown while it comes.
+    pub(super) stream: bool,
+}
+
+/// What came of it.
+pub(super) struct Finished {
+    pub(super) report: RunReport,
+    pub(super) memory: Memory,
+    pub(super) text: Option<String>,
+    pub(super) has_warnings: bool,
+}
+
+pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
+    let (plan, model) =
+        if args.target.is_dir() { planned(args, context)? } else { read_plan(args)? };
+    let text = text(args, &model)?;
+    let prompt = prompt(args, text.as_ref())?;
+    let usage = (!args.no_usage).then(|| {
+        args.planning.usage.clone().unwrap_or_else(|| {
+            let data_dir = context.data_dir.as_deref();
+            usage::default_path(&model.directory, data_dir, &model.fingerprint)
+        })
+    });
+    let job = Job {
+        plan: &plan,
+        model: &model,
+        text: text.as_ref(),
+        prompt: &prompt,
+        max_tokens: args.max_tokens,
+        ignore_stop: args.ignore_stop,
+        usage: usage.as_deref(),
+        stream: !context.json,
+    };
+    let finished = execute(&job, context)?;
+    if context.json {
+        render::json(&render::run_json(
+            &finished.report,
+            &finished.memory,
+            finished.text.as_deref(),
+        ))?;
+    } else {
+        render::run_report(&finished.report, &finished.memory);
+        if let Some(path) = &usage {
+            render::note(&format!("usage history: {}", path.display()));
+        }
+    }
+    Ok(if finished.report.ended == Ended::Interrupted {
+        Outcome::Interrupted
+    } else if finished.has_warnings {
+        Outcome::Warnings
+    } else {
+        Outcome::Fine
+    })
+}
+
+/// Plans the model first; the plan is printed, so that it is known what is executed.
+fn planned(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
+    let model = shared::open_model(&args.target)?;
+    let facts = shared::facts_apart(context, &model, !args.planning.no_measure);
+    let history = if args.no_usage {
+        None
+    } else {
+        shared::usage(context, &model, args.planning.usage.as_deref())
+    };
+    let options = shared::options(&args.planning);
+    let plan = shared::plan(&model, &facts, &options, history.as_ref())?;
+    render::plan_in_brief(&plan);
+    Ok((plan, model))
+}
+
+fn read_plan(args: &RunArgs) -> Result<(Plan, Catalogue)> {
+    let plan = Plan::read(&args.target)?;
+    // A plan is executed as it stands: a flag that asks for something else is not ignored.
+    if let Some(flag) = planning_flag(&args.planning) {
+        bail!(
+            "{flag} belongs to the plan, which {} already is: plan again with it, or edit the file",
+            args.target.display()
+        );
+    }
+    let directory = args.model.as_deref().unwrap_or(&plan.model.directory);
+    let model = shared::open_model(directory).with_context(|| {
+        format!("the model of {} (name its folder with --model if it moved)", args.target.display())
+    })?;
+    plan.check(&model)?;
+    Ok((plan, model))
+}
+
+/// The first planning flag that was given.
+fn planning_flag(args: &PlanningArgs) -> Option<&'static str> {
+    let flags = [
+        ("--ram", args.ram.is_some()),
+        ("--ctx", args.ctx.is_some()),
+        ("--threads", args.threads.is_some()),
+        ("--kv", args.kv.is_some()),
+        ("--batch", args.batch.is_some()),
+        ("--isa", args.isa.is_some()),
+        ("--io", args.io.is_some()),
+        ("--no-pins", args.no_pins),
+        ("--allow-overcommit", args.allow_overcommit),
+        ("--no-measure", args.no_measure),
+    ];
+    flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+}
+
+/// The tokenizer; with token ids it is only for showing text and may be absent.
+fn text(args: &RunArgs, model: &Catalogue) -> Result<Option<Text>> {
+    match Text::open(&model.directory) {
+        Ok(text) => Ok(Some(text)),
+        Err(_) if args.ids.is_some() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn prompt(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
+    if let Some(ids) = &args.ids {
+        return Ok(ids.clone());
+    }
+    let given = args.prompt.as_deref().unwrap_or_default();
+    let mut from_input = String::new();
+    let given = if given == "-" {
+        std::io::stdin().read_to_string(&mut from_input).context("standard input")?;
+        from_input.as_str()
+    } else {
+        given
+    };
+    let Some(text) = text else { bail!("there is no tokenizer: give token ids with --ids") };
+    encode(text, given, args.system.as_deref(), args.raw)
+}
+
+/// Tokens of a prompt: through the chat template, or as it is.
+pub(super) fn encode(
+    text: &Text,
+    prompt: &str,
+    system: Option<&str>,
+    raw: bool,
+) -> Result<Vec<u32>> {
+    if raw || !text.has_chat_template() {
+        if !raw {
+            render::warning("the model has no chat template: the prompt is given as it is");
+        }
+        if system.is_some() {
+            bail!("--system needs a chat template, which the model does not have");
+        }
+        return Ok(text.encode_raw(prompt)?);
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = system {
+        messages.push(Message { role: "system".to_owned(), content: system.to_owned() });
+    }
+    messages.push(Message::user(prompt));
+    Ok(text.encode_chat(&messages)?)
+}
+
+/// Loads, generates, saves the history, reports.
+pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
+    let start = Instant::now();
+    let mut engine = shared::load(job.plan, job.model)?;
+    let load = start.elapsed();
+    let mut marks = ReadMarks { loaded: engine.read_counter().bytes(), prefilled: 0 };
+    let spec = &job.model.spec;
+    let layers: Vec<LayerId> = spec.expert_layers().map(|l| LayerId(l as u32)).collect();
+    let router = &spec.router;
+    let mut session = Session::new(
+        &job.model.fingerprint,
+        &layers,
+        router.n_experts as u32,
+        router.n_experts_active as u32,
+    );
+    let stop_tokens: &[u32] = if job.ignore_stop { &[] } else { &spec.stop_tokens };
+    let answer = Answer::new(job.text, stop_tokens, job.stream);
+    let generated = step_through(job, context, &mut engine, &mut session, stop_tokens, answer);
+    // Whatever ended the run, what was learnt until then is kept.
+    let (generation, text) = match generated {
+        Ok(done) => done,
+        Err(error) => {
+            save(job, &session);
+            return Err(error);
+        }
+    };
+    marks.prefilled = generation.1;
+    let report = RunReport::new(&engine, job.plan, &generation.0, marks, load);
+    session.set_run(report.record(job.plan));
+    let saved = save(job, &session);
+    let memory = Memory::now();
+    let has_warnings = !saved || render::run_warnings(&report, &memory);
+    Ok(Finished { report, memory, text, has_warnings })
+}
+
+type Generated = ((tierkeep_engine::generate::Generation, u64), Option<String>);
+
+/// The generation with its bar and its stream of text; returns bytes read when the prompt was done.
+fn step_through(
+    job: &Job<'_>,
+    context: &Context,
+    engine: &mut tierkeep_engine::Engine,
+    session: &mut Session,
+    stop_tokens: &[u32],
+    mut answer: Answer<'_>,
+) -> Result<Generated> {
+    let bar = Bar::count("reading the prompt");
+    let mut failure = None;
+    let mut prefilled = None;
+    let files = engine.read_counter();
+    let generation =
+        generate(engine, job.prompt, job.max_tokens, stop_tokens, Some(session), &mut |event| {
+            match event {
+                Event::Prefill { done, total } => bar.set(done as u64, total as u64),
+                Event::Token(token) => {
+                    if prefilled.is_none() {
+                        prefilled = Some(files.bytes());
+                        bar.clear();
+                    }
+                    if let Err(error) = answer.push(token) {
+                        failure = Some(error);
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+            if context.interrupted.load(Ordering::SeqCst) {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let text = answer.finish()?;
+    Ok(((generation, prefilled.unwrap_or_else(|| files.bytes())), text))
+}
+
+/// Saves the history; a failure is a warning, for the answer has been given. Returns whether all
+/// went well.
+fn save(job: &Job<'_>, session: &Session) -> bool {
+    let Some(path) = job.usage else { return true };
+    if session.n_tokens() == 0 {
+        return true;
+    }
+    match usage::save(path, session) {
+        Ok(saved) => {
+            if let Some(aside) = saved.set_aside {
+                render::warning(&format!(
+                    "{} was damaged and has been moved to {}",
+                    path.display(),
+                    aside.display()
+                ));
+            }
+            true
+        }
+        Err(error) => {
+            render::warning(&format!("the usage history was not saved: {error}"));
+            false
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What several verbs do: find facts, a history, a model's plan; load an engine with a progress bar.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+use tierkeep_doctor::{Facts, Probe};
+use tierkeep_engine::{Engine, Loading};
+use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::plan::Plan;
+use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::usage::{self, History, LoadOutcome};
+
+use super::Context;
+use crate::args::PlanningArgs;
+use crate::render::{self, Bar};
+
+/// Opens a model by its folder, with an absolute path so that plans can be run from anywhere.
+pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
+    let absolute = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    Ok(Catalogue::open(&absolute)?)
+}
+
+/// Facts of this machine for a model, measured in this process or only read.
+pub(crate) fn facts(model: Option<&Catalogue>, directory: Option<&Path>, measure: bool) -> Facts {
+    let bar = Bar::spinner("looking at the machine");
+    let probe = Probe::new()
+        .directory(directory.map(Path::to_owned))
+        .files(model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect()))
+        .measure(measure);
+    let probe = match model.and_then(expert_read_bytes) {
+        Some(bytes) => probe.read_bytes(bytes),
+        None => probe,
+    };
+    probe.run(&mut |what| bar.message(what))
+}
+
+/// The size of the read that brings an expert: what a disk is to be measured at.
+fn expert_read_bytes(model: &Catalogue) -> Option<u64> {
+    model.experts.first().map(tierkeep_plans::catalogue::ExpertLayout::read_bytes)
+}
+
+/// Measured facts from a child process. Measuring takes buffers that would count as this process's
+/// peak memory, which a run compares with its budget.
+pub(crate) fn facts_apart(context: &Context, model: &Catalogue, measure: bool) -> Facts {
+    #[derive(Deserialize)]
+    struct Report {
+        facts: Facts,
+    }
+    let measured = || {
+        let output = Command::new(context.program.as_ref()?)
+            .args(["doctor", "--json"])
+            .arg(&model.directory)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        serde_json::from_slice::<Report>(&output.stdout).ok().map(|report| report.facts)
+    };
+    let bar = Bar::spinner("measuring the machine");
+    let measured = if measure { measured() } else { None };
+    drop(bar);
+    measured.unwrap_or_else(|| facts(Some(model), Some(&model.directory), false))
+}
+
+/// Reads the history of a model; one that cannot be used is reported and set aside.
+pub(crate) fn usage(context: &Context, model: &Catalogue, given: Option<&Path>) -> Option<History> {
+    let path = given.map_or_else(
+        || usage::default_path(&model.directory, context.data_dir.as_deref(), &model.fingerprint),
+        Path::to_owned,
+    );
+    match usage::load(&path, &model.fingerprint) {
+        LoadOutcome::Absent => None,
+        LoadOutcome::Loaded(history) => Some(history),
+        LoadOutcome::Unusable { reason, set_aside } => {
+            let aside = set_aside
+                .map_or_else(String::new, |to| format!("; it was moved to {}", to.display()));
+            render::warning(&format!("{} {reason}{aside}; going on without it", path.display()));
+            None
+        }
+    }
+}
+
+/// The planner's options from the arguments.
+pub(crate) fn options(args: &PlanningArgs) -> Options {
+    Options {
+        ram: args.ram,
+        context: args.ctx,
+        threads: args.threads,
+        kv: args.kv.map(Into::into),
+        prefill_batch: args.batch,
+        isa: args.isa.map(crate::args::IsaName::name),
+        io: args.io.map(Into::into),
+        without_pins: args.no_pins,
+        allow_overcommit: args.allow_overcommit,
+    }
+}
+
+/// Plans a model.
+pub(crate) fn plan(
+    model: &Catalogue,
+    facts: &Facts,
+    options: &Options,
+    history: Option<&History>,
+) -> Result<Plan> {
+    Ok(planner::plan(model, facts, options, history)?)
+}
+
+/// Loads a model as planned, with a progress bar.
+pub(crate) fn load(plan: &Plan, model: &Catalogue) -> Result<Engine> {
+    let bar = Bar::bytes("loading weights");
+    Engine::open(plan, model, &mut |what, done, total| {
+        bar.message(match what {
+            Loading::DenseWeights => "loading weights",
+            Loading::Pins => "loading pinned experts",
+        });
+        bar.set(done, total);
+    })
+    .with_context(|| format!("cannot load {}", model.directory.display()))
+}

@@ -1,0 +1,81 @@
+//! Everything that is printed. Data go to standard output, everything else to standard error;
+//! nothing here computes what it shows.
+
+mod answer;
+mod bar;
+mod conversion;
+mod doctor;
+mod plan;
+mod run;
+mod table;
+mod verification;
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+
+pub(crate) use answer::Answer;
+pub(crate) use bar::Bar;
+pub(crate) use conversion::conversion;
+pub(crate) use doctor::{checks, facts};
+pub(crate) use plan::{does_not_fit, does_not_fit_json, plan, plan_in_brief};
+pub(crate) use run::{run_json, run_report, run_warnings};
+pub(crate) use verification::verification;
+
+/// Prints data.
+pub(crate) fn data(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints JSON.
+pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
+    data(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+/// Prints what to do next.
+pub(crate) fn next(text: &str) -> Result<()> {
+    data(&format!("{text}\n"))
+}
+
+/// Prints something that is not data. A standard error that is gone is nobody's concern.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Prints a warning.
+pub(crate) fn warning(text: &str) {
+    note(&format!("warning: {text}"));
+}
+
+/// Prints an error with its causes.
+pub(crate) fn error(error: &anyhow::Error) {
+    note(&format!("error: {}", causes(error)));
+}
+
+/// An error and its causes on one line; a cause that its error repeats is left out.
+fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// A share as users read it.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A speed with as many digits as it deserves.
+pub(crate) fn speed(tokens_per_s: f64) -> String {
+    if tokens_per_s < 10.0 { format!("{tokens_per_s:.2}") } else { format!("{tokens_per_s:.1}") }
+}
