@@ -265,7 +265,11 @@ pub fn ledger(model: &Catalogue, workload: &Workload, slots: &Slots) -> Ledger {
     add(
         Line::ExpertCache,
         cached,
-        format!("{} slots in {} layers", n_slots - n_pins as u64, spec.expert_layers().count()),
+        format!(
+            "{} slots in {} layers",
+            n_slots.saturating_sub(n_pins as u64),
+            spec.expert_layers().count()
+        ),
     );
     Ledger(lines)
 }

@@ -147,6 +147,26 @@ pub fn plan(
     })
 }
 
+/// A budget under which about `share` (0 to 1) of all experts have a slot; at most what the machine
+/// has available, where that is known.
+#[must_use]
+pub fn budget_for_share(
+    model: &Catalogue,
+    machine: &Facts,
+    options: &Options,
+    share: f64,
+) -> Bytes {
+    let wanted = Options { ram: Some(SizeRequest::Absolute(Bytes(u64::MAX))), ..options.clone() };
+    let everything = match request(model, machine, &wanted, Bytes(u64::MAX)) {
+        Ok(request) => place::place(model, &request),
+        Err(_) => return Bytes(0),
+    };
+    let Ok(placed) = everything else { return Bytes(0) };
+    let spared = placed.slot_bytes().as_f64() * (1.0 - share.clamp(0.0, 1.0));
+    let budget = placed.ledger.total().saturating_sub(Bytes(spared as u64));
+    machine.memory.usable_bytes.value().map_or(budget, |&usable| budget.min(Bytes(usable)))
+}
+
 /// The budget and where it comes from.
 fn budget(machine: &Facts, options: &Options) -> Result<(Bytes, String), PlanRefusal> {
     let fact = &machine.memory.usable_bytes;
