@@ -318,3 +318,7 @@ fn read_expert(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;
