@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tierkeep_plans::budget::KvElement;
 use tierkeep_plans::plan::{IoMode, Numerics};
+use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::units::SizeRequest;
 
 /// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
@@ -94,9 +95,10 @@ pub(crate) struct PlanningArgs {
     /// How experts are read.
     #[arg(long, value_name = "MODE")]
     pub(crate) io: Option<Io>,
-    /// Pin nothing, whatever the usage history says.
-    #[arg(long)]
-    pub(crate) no_pins: bool,
+    /// Pinned experts: auto (as many as a replay of the usage history supports), none, or a share
+    /// of the slots such as 50%.
+    #[arg(long, value_name = "RULE", default_value = "auto")]
+    pub(crate) pins: PinRule,
     /// Accept a budget above what the machine has available.
     #[arg(long)]
     pub(crate) allow_overcommit: bool,

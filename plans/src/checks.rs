@@ -70,12 +70,14 @@ impl Check {
 #[must_use]
 pub fn model_checks(catalogue: &Result<Catalogue, CatalogueError>) -> Vec<Check> {
     match catalogue {
-        Ok(model) => whole(model),
+        Ok(model) => whole_model_checks(model),
         Err(error) => broken(error),
     }
 }
 
-fn whole(model: &Catalogue) -> Vec<Check> {
+/// The same for a model that could be catalogued.
+#[must_use]
+pub fn whole_model_checks(model: &Catalogue) -> Vec<Check> {
     let spec = &model.spec;
     let mut checks = vec![
         Check::ok(

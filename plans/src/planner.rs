@@ -1,6 +1,8 @@
 //! From a model, a machine's facts, a request and a history to a plan. Puts the parts of this crate
 //! together and decides nothing that they decide; pure, so that any plan can be made anywhere.
 
+use std::str::FromStr;
+
 use tierkeep_doctor::Facts;
 
 use crate::budget::{KvElement, Slots, Workload};
@@ -42,10 +44,48 @@ pub struct Options {
     pub isa: Option<String>,
     /// `--io`.
     pub io: Option<IoMode>,
-    /// `--no-pins`.
-    pub without_pins: bool,
+    /// `--pins`.
+    pub pins: PinRule,
     /// `--allow-overcommit`.
     pub allow_overcommit: bool,
+}
+
+/// How many experts are pinned.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum PinRule {
+    /// As many as the replay of held-out history supports.
+    #[default]
+    Judged,
+    /// None.
+    None,
+    /// The most used ones in this share (0 to 1) of every layer's slots.
+    Share(f64),
+}
+
+impl FromStr for PinRule {
+    type Err = PinRuleError;
+
+    /// Reads `auto`, `none` or a share such as `50%`.
+    fn from_str(text: &str) -> Result<Self, PinRuleError> {
+        match text {
+            "auto" => Ok(Self::Judged),
+            "none" => Ok(Self::None),
+            _ => match text.parse() {
+                Ok(SizeRequest::Percent(percent)) => Ok(Self::Share(percent / 100.0)),
+                _ => Err(PinRuleError { text: text.to_owned() }),
+            },
+        }
+    }
+}
+
+/// Why a rule for pins could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot read {text:?} as a rule for pins: write auto, none or a share of the slots such as 50%"
+)]
+pub struct PinRuleError {
+    /// What was given.
+    pub text: String,
 }
 
 /// Why there is no plan.
@@ -147,24 +187,34 @@ pub fn plan(
     })
 }
 
-/// A budget under which about `share` (0 to 1) of all experts have a slot; at most what the machine
-/// has available, where that is known.
+/// The smallest budget under which at least `share` (0 to 1) of all experts have a slot; `None` where
+/// the options make no sense.
+///
+/// Slots grow with the budget, so that halving finds it.
 #[must_use]
 pub fn budget_for_share(
     model: &Catalogue,
     machine: &Facts,
     options: &Options,
     share: f64,
-) -> Bytes {
-    let wanted = Options { ram: Some(SizeRequest::Absolute(Bytes(u64::MAX))), ..options.clone() };
-    let everything = match request(model, machine, &wanted, Bytes(u64::MAX)) {
-        Ok(request) => place::place(model, &request),
-        Err(_) => return Bytes(0),
+) -> Option<Bytes> {
+    let slots = |budget: u64| -> Option<u64> {
+        let request = request(model, machine, options, Bytes(budget)).ok()?;
+        let placed = place::place(model, &request).ok();
+        Some(placed.map_or(0, |p| p.slots.caps.iter().map(|&cap| u64::from(cap)).sum()))
     };
-    let Ok(placed) = everything else { return Bytes(0) };
-    let spared = placed.slot_bytes().as_f64() * (1.0 - share.clamp(0.0, 1.0));
-    let budget = placed.ledger.total().saturating_sub(Bytes(spared as u64));
-    machine.memory.usable_bytes.value().map_or(budget, |&usable| budget.min(Bytes(usable)))
+    let n_experts = model.spec.expert_layers().count() * model.spec.router.n_experts;
+    let wanted = (n_experts as f64 * share.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
+    let (mut low, mut high) = (0, 1);
+    while slots(high)? < wanted {
+        low = high;
+        high = high.checked_mul(2)?;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if slots(middle)? < wanted { low = middle } else { high = middle }
+    }
+    Some(Bytes(high))
 }
 
 /// The budget and where it comes from.
@@ -256,16 +306,16 @@ fn pin(
     history: Option<&History>,
     placed: &mut Placed,
 ) -> String {
-    if options.without_pins {
-        return "no pins: --no-pins".to_owned();
-    }
     let router = &model.spec.router;
-    let choice = simulate::choose_pins(
-        history,
-        &caps(model, &placed.slots),
-        router.n_experts as u32,
-        router.n_experts_active as u32,
-    );
+    let (n_experts, n_active) = (router.n_experts as u32, router.n_experts_active as u32);
+    let caps = caps(model, &placed.slots);
+    let choice = match options.pins {
+        PinRule::None => return "no pins: --pins none".to_owned(),
+        PinRule::Judged => simulate::choose_pins(history, &caps, n_experts, n_active),
+        PinRule::Share(share) => {
+            simulate::pins_of_share(history, &caps, n_experts, n_active, share)
+        }
+    };
     let mut pins = vec![Vec::new(); model.spec.n_layers];
     for (layer, chosen) in model.spec.expert_layers().zip(choice.pins) {
         pins[layer] = chosen;

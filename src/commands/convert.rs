@@ -1,5 +1,7 @@
 //! `tierkeep convert MODEL OUT`.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Result, bail};
 use tierkeep_engine::convert::{self, ConvertOptions, DEFAULT_SHARD_BYTES};
 use tierkeep_plans::units::SizeRequest;
@@ -35,7 +37,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         }
         return Ok(Outcome::Fine);
     }
-    let disk = shared::facts(None, args.out.parent().or(Some(&args.out)), false).disk;
+    let disk = shared::facts(None, existing_ancestor(&args.out).as_deref(), false).disk;
     if let Some(&free) = disk.free_bytes.value()
         && free < planned.0
     {
@@ -56,4 +58,10 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         render::conversion(&args.out, &report)?;
     }
     Ok(Outcome::Fine)
+}
+
+/// The nearest folder that exists at or above a path: the disk that it will be written to.
+fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find(|p| p.is_dir()).map(Path::to_owned)
 }

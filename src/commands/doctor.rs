@@ -12,13 +12,11 @@ use crate::exit::Outcome;
 use crate::render;
 
 pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
-    let catalogue = args.model.as_ref().map(|m| {
-        let absolute = m.canonicalize().unwrap_or_else(|_| m.clone());
-        Catalogue::open(&absolute)
-    });
+    let absolute = args.model.as_ref().map(|m| m.canonicalize().unwrap_or_else(|_| m.clone()));
+    let catalogue = absolute.as_deref().map(Catalogue::open);
     let model = catalogue.as_ref().and_then(|c| c.as_ref().ok());
     // Without a model, the disk that is looked at is that of the current folder.
-    let directory = args.model.as_deref().or(context.work_dir.as_deref());
+    let directory = absolute.as_deref().or(context.work_dir.as_deref());
     let facts = shared::facts(model, directory, !args.no_measure);
     let mut all = checks::machine_checks(&facts);
     if let Some(catalogue) = &catalogue {

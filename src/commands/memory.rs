@@ -1,7 +1,7 @@
 //! This process's own memory at the end of a run, as the system counts it.
 
 use serde::Serialize;
-use tierkeep_doctor::{Fact, process};
+use tierkeep_doctor::{Fact, Probe, process};
 use tierkeep_plans::units::Bytes;
 
 /// Three views of how much was held.
@@ -18,10 +18,16 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn now() -> Self {
         let memory = process::memory();
+        // The peak of a group without a limit is that of everything else on the machine.
+        let limit = Probe::new().measure(false).run(&mut |_| {}).memory.limit;
+        let group_peak_bytes = match limit.value() {
+            Some(None) => Fact::unknown("no control group of this process has a limit"),
+            _ => process::cgroup_peak(),
+        };
         Self {
             footprint_bytes: memory.clone().map(|m| m.rss_anon_bytes + m.rss_shmem_bytes),
             peak_rss_bytes: memory.map(|m| m.peak_rss_bytes),
-            group_peak_bytes: process::cgroup_peak(),
+            group_peak_bytes,
         }
     }
 

@@ -2,7 +2,7 @@
 //! or memory, no hardware access, no printing.
 
 mod convert;
-mod demo;
+pub(crate) mod demo;
 mod doctor;
 pub(crate) mod memory;
 mod plan;

@@ -9,10 +9,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use tierkeep_engine::generate::{Ended, Event, generate};
 use tierkeep_engine::report::{ReadMarks, RunReport};
-use tierkeep_engine::text::{Message, Text};
+use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
-use tierkeep_plans::units::LayerId;
+use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::usage::{self, Session};
 
 use super::memory::Memory;
@@ -128,7 +128,7 @@ fn planning_flag(args: &PlanningArgs) -> Option<&'static str> {
         ("--batch", args.batch.is_some()),
         ("--isa", args.isa.is_some()),
         ("--io", args.io.is_some()),
-        ("--no-pins", args.no_pins),
+        ("--pins", args.pins != PinRule::Judged),
         ("--allow-overcommit", args.allow_overcommit),
         ("--no-measure", args.no_measure),
     ];
@@ -157,31 +157,7 @@ fn prompt(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
         given
     };
     let Some(text) = text else { bail!("there is no tokenizer: give token ids with --ids") };
-    encode(text, given, args.system.as_deref(), args.raw)
-}
-
-/// Tokens of a prompt: through the chat template, or as it is.
-pub(super) fn encode(
-    text: &Text,
-    prompt: &str,
-    system: Option<&str>,
-    raw: bool,
-) -> Result<Vec<u32>> {
-    if raw || !text.has_chat_template() {
-        if !raw {
-            render::warning("the model has no chat template: the prompt is given as it is");
-        }
-        if system.is_some() {
-            bail!("--system needs a chat template, which the model does not have");
-        }
-        return Ok(text.encode_raw(prompt)?);
-    }
-    let mut messages = Vec::new();
-    if let Some(system) = system {
-        messages.push(Message { role: "system".to_owned(), content: system.to_owned() });
-    }
-    messages.push(Message::user(prompt));
-    Ok(text.encode_chat(&messages)?)
+    shared::encode(text, given, args.system.as_deref(), args.raw)
 }
 
 /// Loads, generates, saves the history, reports.
@@ -190,15 +166,8 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let mut engine = shared::load(job.plan, job.model)?;
     let load = start.elapsed();
     let mut marks = ReadMarks { loaded: engine.read_counter().bytes(), prefilled: 0 };
+    let mut session = shared::session(job.model);
     let spec = &job.model.spec;
-    let layers: Vec<LayerId> = spec.expert_layers().map(|l| LayerId(l as u32)).collect();
-    let router = &spec.router;
-    let mut session = Session::new(
-        &job.model.fingerprint,
-        &layers,
-        router.n_experts as u32,
-        router.n_experts_active as u32,
-    );
     let stop_tokens: &[u32] = if job.ignore_stop { &[] } else { &spec.stop_tokens };
     let answer = Answer::new(job.text, stop_tokens, job.stream);
     let generated = step_through(job, context, &mut engine, &mut session, stop_tokens, answer);

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use tierkeep_doctor::{Facts, Probe};
+use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner::{self, Options};
-use tierkeep_plans::usage::{self, History, LoadOutcome};
+use tierkeep_plans::units::LayerId;
+use tierkeep_plans::usage::{self, History, LoadOutcome, Session};
 
 use super::Context;
 use crate::args::PlanningArgs;
@@ -92,7 +94,7 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         prefill_batch: args.batch,
         isa: args.isa.map(crate::args::IsaName::name),
         io: args.io.map(Into::into),
-        without_pins: args.no_pins,
+        pins: args.pins,
         allow_overcommit: args.allow_overcommit,
     }
 }
@@ -118,4 +120,37 @@ pub(crate) fn load(plan: &Plan, model: &Catalogue) -> Result<Engine> {
         bar.set(done, total);
     })
     .with_context(|| format!("cannot load {}", model.directory.display()))
+}
+
+/// Tokens of a prompt: through the chat template, or as it is.
+pub(crate) fn encode(
+    text: &Text,
+    prompt: &str,
+    system: Option<&str>,
+    raw: bool,
+) -> Result<Vec<u32>> {
+    if raw || !text.has_chat_template() {
+        if !raw {
+            render::warning("the model has no chat template: the prompt is given as it is");
+        }
+        if system.is_some() {
+            bail!("--system needs a chat template, which the model does not have");
+        }
+        return Ok(text.encode_raw(prompt)?);
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = system {
+        messages.push(Message { role: "system".to_owned(), content: system.to_owned() });
+    }
+    messages.push(Message::user(prompt));
+    Ok(text.encode_chat(&messages)?)
+}
+
+/// An empty session of a model.
+pub(crate) fn session(model: &Catalogue) -> Session {
+    let spec = &model.spec;
+    let layers: Vec<LayerId> = spec.expert_layers().map(|l| LayerId(l as u32)).collect();
+    let router = &spec.router;
+    let (n_experts, n_active) = (router.n_experts as u32, router.n_experts_active as u32);
+    Session::new(&model.fingerprint, &layers, n_experts, n_active)
 }

@@ -17,11 +17,7 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
     let mut options = shared::options(&args.planning);
     let longest = oracle.iter().map(|c| c.prompt.len() + c.greedy.len()).max().unwrap_or(1);
     options.context = Some(options.context.unwrap_or(longest as u64));
-    let usage = if args.planning.no_pins {
-        None
-    } else {
-        shared::usage(context, &model, args.planning.usage.as_deref())
-    };
+    let usage = shared::usage(context, &model, args.planning.usage.as_deref());
     let mut plan = shared::plan(&model, &facts, &options, usage.as_ref())?;
     plan.engine.numerics = args.numerics.into();
     if let Some(cap) = args.cap {

@@ -4,6 +4,7 @@
 mod answer;
 mod bar;
 mod conversion;
+mod demo;
 mod doctor;
 mod plan;
 mod run;
@@ -18,6 +19,7 @@ use serde::Serialize;
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
 pub(crate) use conversion::conversion;
+pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_run};
 pub(crate) use doctor::{checks, facts};
 pub(crate) use plan::{does_not_fit, does_not_fit_json, plan, plan_in_brief};
 pub(crate) use run::{run_json, run_report, run_warnings};

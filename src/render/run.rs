@@ -68,11 +68,14 @@ pub(crate) fn run_report(report: &RunReport, memory: &Memory) {
     );
     let _ = writeln!(
         text,
-        "memory    footprint {} of {} planned, peak resident {}, peak of the group {}; budget {}",
+        "memory    footprint {} of {} planned, peak resident {}{}; budget {}",
         known(&memory.footprint_bytes),
         report.planned_footprint_bytes,
         known(&memory.peak_rss_bytes),
-        known(&memory.group_peak_bytes),
+        memory
+            .group_peak_bytes
+            .value()
+            .map_or_else(String::new, |&b| format!(", peak of the group {}", Bytes(b))),
         report.budget_bytes
     );
     let predicted = report.predicted_tokens_per_s;

@@ -16,7 +16,7 @@ mod judgement_tests;
 mod replay_tests;
 
 pub use self::hit_rate::{HitRate, PlannedCache, expected_hit_rate};
-pub use self::pins::{PinChoice, choose_pins, most_used};
+pub use self::pins::{PinChoice, choose_pins, most_used, pins_of_share};
 pub use self::replay::{Hits, LayerCache, RoutingSample, replay, replay_optimum};
 
 /// Fewest sampled tokens that anything is concluded from.

@@ -86,27 +86,16 @@ pub fn choose_pins(
     if caps.iter().all(|&(_, cap)| cap >= n_experts) {
         return none("no pins: every layer has a slot for each of its experts");
     }
-    let places: Vec<Option<usize>> =
-        caps.iter().map(|(layer, _)| shape.layers.iter().position(|l| l == layer)).collect();
+    let places = places(history, caps);
     let any_below_top_k = caps.iter().any(|&(_, cap)| cap < n_experts_active);
     let candidates = FRACTIONS.into_iter().chain(any_below_top_k.then_some(1.0));
-
-    let pins_of = |counts: &[f64], fraction: f64| -> Vec<Vec<u32>> {
-        let chosen = caps.iter().zip(&places).map(|(&(_, cap), place)| match place {
-            Some(place) if cap < n_experts => {
-                let n = n_pins(cap, n_experts_active, fraction);
-                most_used(&counts[place * n_experts as usize..][..n_experts as usize], n)
-            }
-            Some(_) | None => Vec::new(),
-        });
-        chosen.collect()
-    };
+    let pins_of = |counts: &[f64], fraction: f64| pins_of(history, caps, &places, counts, fraction);
     let trial = trial(history);
     let without = judge(history, &trial, caps, &places, &pins_of(&trial.counts, 0.0));
     let Some(without) = without.rate() else {
         return none("no pins: the usage history knows none of these layers");
     };
-    let (mut best, mut fraction) = (without, 0.0);
+    let (mut best, mut fraction) = (0.0, 0.0);
     for candidate in candidates {
         let pins = pins_of(&trial.counts, candidate);
         let rate = judge(history, &trial, caps, &places, &pins).rate().unwrap_or(0.0);
@@ -117,8 +106,10 @@ pub fn choose_pins(
     let what = &trial.what;
     if best < without + MIN_GAIN {
         let evidence = format!(
-            "no pins: on {what} recency alone hits {:.1} %, the best share of pins {:.1} %",
+            "no pins: on {what} recency alone hits {:.1} %, the best share of pins ({:.0} % of each \
+             cap) {:.1} %",
             without * 100.0,
+            fraction * 100.0,
             best * 100.0
         );
         return PinChoice::none(caps.len(), evidence, Some(without));
@@ -135,6 +126,57 @@ pub fn choose_pins(
         hit_rate_with: Some(best),
         hit_rate_without: Some(without),
     }
+}
+
+/// Pins in a share (0 to 1) of every streamed layer's cap, whatever a replay says of it.
+#[must_use]
+pub fn pins_of_share(
+    history: Option<&History>,
+    caps: &[(LayerId, u32)],
+    n_experts: u32,
+    n_experts_active: u32,
+    share: f64,
+) -> PinChoice {
+    let none = |evidence: &str| PinChoice::none(caps.len(), evidence.to_owned(), None);
+    let Some(history) = history else { return none("no pins: no usage history yet") };
+    let shape = history.shape();
+    if (shape.n_experts, shape.n_experts_active) != (n_experts, n_experts_active) {
+        return none("no pins: the usage history is of another shape");
+    }
+    let share = share.clamp(0.0, 1.0);
+    PinChoice {
+        pins: pins_of(history, caps, &places(history, caps), history.counts(), share),
+        fraction: share,
+        evidence: format!("asked for: pins in {:.0} % of each cap", share * 100.0),
+        hit_rate_with: None,
+        hit_rate_without: None,
+    }
+}
+
+/// Where history keeps each layer of the caps.
+fn places(history: &History, caps: &[(LayerId, u32)]) -> Vec<Option<usize>> {
+    let layers = &history.shape().layers;
+    caps.iter().map(|(layer, _)| layers.iter().position(|l| l == layer)).collect()
+}
+
+/// The most used experts by `counts` in a fraction of every streamed layer's cap.
+fn pins_of(
+    history: &History,
+    caps: &[(LayerId, u32)],
+    places: &[Option<usize>],
+    counts: &[f64],
+    fraction: f64,
+) -> Vec<Vec<u32>> {
+    let shape = history.shape();
+    let n_experts = shape.n_experts as usize;
+    let chosen = caps.iter().zip(places).map(|(&(_, cap), place)| match place {
+        Some(place) if cap < shape.n_experts => {
+            let n = n_pins(cap, shape.n_experts_active, fraction);
+            most_used(&counts[place * n_experts..][..n_experts], n)
+        }
+        Some(_) | None => Vec::new(),
+    });
+    chosen.collect()
 }
 
 /// The `n` experts with the largest counts above zero, ties by lower id; in ascending order of id.
