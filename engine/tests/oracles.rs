@@ -255,3 +255,27 @@ fn counts_are_of_decode_in_order_of_weight() {
     assert!(decode.misses >= 10 * 4 * 3, "one slot answers at most one access a layer");
     assert_eq!(engine.last_routing().len(), 16);
 }
+
+/// The model in `examples/`, at 8 bits: all six greedy sequences of the reference's bf16 run.
+#[test]
+fn the_example_speaks_as_the_reference() {
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../examples/glm-nano");
+    let model = Catalogue::open(&directory).unwrap();
+    let oracle = read_oracle(&directory).unwrap();
+    assert_eq!(oracle.len(), 6);
+    let options = Options {
+        ram: Some(SizeRequest::Absolute(Bytes(25_000_000))),
+        context: Some(128),
+        threads: Some(2),
+        isa: Some(tierkeep_kernels::Isa::best().to_string()),
+        ..Options::default()
+    };
+    let plan = planner::plan(&model, &Facts::default(), &options, None).unwrap();
+    assert_bound_as_planned(&model, &plan);
+    let mut engine = open(&model, &plan);
+    for case in &oracle {
+        let report = verify_case(&mut engine, case, false).unwrap();
+        assert_eq!(report.positions_equal, case.greedy.len(), "{:?}", case.text);
+        assert_eq!(report.greedy_equal, case.greedy.len(), "{:?}", case.text);
+    }
+}
