@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use tierkeep_doctor::Facts;
+use tierkeep_engine::generate::generate;
 use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_case};
 use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
 use tierkeep_plans::budget::{self, Line};
@@ -84,6 +85,29 @@ fn every_family_equals_the_reference() {
         assert!(difference > 0.0 && difference <= LOGIT_TOLERANCE, "{family}: {difference}");
         assert_eq!(report.layer_differences.len(), model.spec.n_layers);
         assert!(report.layer_differences.iter().all(|d| *d <= LOGIT_TOLERANCE), "{report:?}");
+    }
+}
+
+/// The reference with its own cache kept from token to token, where ties of the sparse indexer fall
+/// otherwise than when it computes every token anew: what a run is to equal.
+#[test]
+fn a_run_equals_the_reference_with_its_cache() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/cached_greedy.json");
+    let cached: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for family in FAMILIES {
+        let expected: Vec<u32> =
+            serde_json::from_value(cached["greedy"][family].clone()).unwrap();
+        assert_eq!(expected.len(), 24);
+        let model = model(family);
+        let prompt = read_oracle(&model.directory).unwrap().remove(0).prompt;
+        for placing in [PLAIN, Placing { batch: 7, slots: Some(2), ..PLAIN }] {
+            let mut engine = open(&model, &plan(&model, placing));
+            let run = generate(&mut engine, &prompt, 24, &[], None, &mut |_| {
+                std::ops::ControlFlow::Continue(())
+            });
+            assert_eq!(run.unwrap().tokens, expected, "{family}: {placing:?}");
+        }
     }
 }
 
