@@ -92,12 +92,11 @@ fn every_family_equals_the_reference() {
 /// otherwise than when it computes every token anew: what a run is to equal.
 #[test]
 fn a_run_equals_the_reference_with_its_cache() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/cached_greedy.json");
-    let cached: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/cached_greedy.json");
+    let cached: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     for family in FAMILIES {
-        let expected: Vec<u32> =
-            serde_json::from_value(cached["greedy"][family].clone()).unwrap();
+        let expected: Vec<u32> = serde_json::from_value(cached["greedy"][family].clone()).unwrap();
         assert_eq!(expected.len(), 24);
         let model = model(family);
         let prompt = read_oracle(&model.directory).unwrap().remove(0).prompt;
@@ -301,5 +300,32 @@ fn the_example_speaks_as_the_reference() {
         let report = verify_case(&mut engine, case, false).unwrap();
         assert_eq!(report.positions_equal, case.greedy.len(), "{:?}", case.text);
         assert_eq!(report.greedy_equal, case.greedy.len(), "{:?}", case.text);
+    }
+}
+
+/// Experts of the union of a batch are read once each, however few slots there are, and the bytes
+/// read are those of the misses.
+#[test]
+fn a_batch_reads_each_expert_of_its_union_once() {
+    for family in FAMILIES {
+        let model = model(family);
+        let prompt = read_oracle(&model.directory).unwrap().remove(0).prompt;
+        let expert = model.experts[0].read_bytes();
+        let n_layers = model.spec.expert_layers().count();
+        let tokens = prompt.len() * n_layers * model.spec.router.n_experts_active;
+        let mut unions = Vec::new();
+        for slots in [None, Some(0), Some(1), Some(5)] {
+            let placing = Placing { slots, io: IoMode::Dropped, ..PLAIN };
+            let mut engine = open(&model, &plan(&model, placing));
+            let loaded = engine.read_counter().bytes();
+            engine.run(&prompt, Phase::Prefill, &mut Unobserved).unwrap();
+            let counts = engine.counters().total(Phase::Prefill);
+            assert_eq!(counts.misses, counts.accesses(), "{family}: nothing is resident yet");
+            assert_eq!(engine.read_counter().bytes() - loaded, counts.misses * expert, "{family}");
+            unions.push(counts.misses);
+        }
+        assert!(unions.iter().all(|u| *u == unions[0]), "{family}: {unions:?}");
+        assert!(unions[0] <= (n_layers * model.spec.router.n_experts) as u64);
+        assert!(unions[0] < tokens as u64 / 2, "{family}: experts are shared in a batch");
     }
 }

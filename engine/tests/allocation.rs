@@ -1,0 +1,79 @@
+//! The decode path allocates nothing after warm-up: counted by the allocator of this test program,
+//! which holds this one test so that nothing else allocates meanwhile.
+#![expect(unsafe_code, reason = "an allocator that counts has to be an allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use tierkeep_doctor::Facts;
+use tierkeep_engine::{Engine, Phase, Unobserved};
+use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::units::{Bytes, SizeRequest};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, SeqCst);
+        // SAFETY: the caller's promises are those of `GlobalAlloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are those of `GlobalAlloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn decode_allocates_nothing_after_warm_up() {
+    for family in ["olmoe", "glm_moe_dsa-shared-indexer"] {
+        let directory =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
+        let model = Catalogue::open(&directory).unwrap();
+        let everything = planner::plan(
+            &model,
+            &Facts::default(),
+            &Options {
+                ram: Some(SizeRequest::Absolute(Bytes(1 << 30))),
+                context: Some(64),
+                ..Options::default()
+            },
+            None,
+        )
+        .unwrap();
+        // Half of the experts have a slot, so that hits, misses and evictions all happen.
+        let half = everything.ledger.total().0 - model.routed_bytes().0 / 2;
+        let options = Options {
+            ram: Some(SizeRequest::Absolute(Bytes(half))),
+            context: Some(64),
+            threads: Some(2),
+            ..Options::default()
+        };
+        let plan = planner::plan(&model, &Facts::default(), &options, None).unwrap();
+        let mut engine = Engine::open(&plan, &model, &mut |_, _, _| {}).unwrap();
+        for token in 0..30 {
+            engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();
+        }
+        let misses = engine.counters().total(Phase::Decode).misses;
+        let before = ALLOCATIONS.load(SeqCst);
+        for token in 30..60 {
+            engine.run(&[token * 5], Phase::Decode, &mut Unobserved).unwrap();
+        }
+        let allocations = ALLOCATIONS.load(SeqCst) - before;
+        assert!(before > 0, "the allocator counts");
+        assert!(
+            engine.counters().total(Phase::Decode).misses > misses,
+            "{family}: no expert missed"
+        );
+        assert_eq!(allocations, 0, "{family}");
+    }
+}
