@@ -61,8 +61,8 @@ struct Term {
 
 /// Predicts a run.
 ///
-/// Seconds per token = max(touched bytes / memory bandwidth, touched weights / kernel rate)
-/// + missed bytes / disk bandwidth + per-layer overhead. Touched bytes are the dense weights, one
+/// Seconds per token: the larger of touched bytes over memory bandwidth and touched weights over the
+/// kernel rate, plus missed bytes over disk bandwidth, plus per-layer overhead. Touched bytes are the dense weights, one
 /// row of the embedding, the routed experts of one token, and the cache at half the context.
 #[must_use]
 pub fn estimate(

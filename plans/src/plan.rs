@@ -354,7 +354,7 @@ impl Plan {
             Some(&available) if budget > available && !self.request.allow_overcommit => {
                 Err(invalid(
                     "request.budget_bytes",
-                    budget,
+                    budget.to_string(),
                     format!(
                         "at most the {available} that its machine has, or allow_overcommit = true"
                     ),
@@ -371,7 +371,7 @@ impl Plan {
         if *calibration > 0.0 && calibration.is_finite() {
             return Ok(());
         }
-        Err(invalid("prediction.calibration", calibration, "a positive number"))
+        Err(invalid("prediction.calibration", calibration.to_string(), "a positive number"))
     }
 
     fn check_settings(&self, model: &Catalogue) -> Result<(), PlanError> {
@@ -435,12 +435,12 @@ impl Plan {
     }
 }
 
-fn invalid(field: impl ToString, found: impl ToString, expected: impl ToString) -> PlanError {
-    PlanError::Invalid {
-        field: field.to_string(),
-        found: found.to_string(),
-        expected: expected.to_string(),
-    }
+fn invalid(
+    field: impl Into<String>,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> PlanError {
+    PlanError::Invalid { field: field.into(), found: found.into(), expected: expected.into() }
 }
 
 fn in_range(field: &str, found: u64, min: u64, max: u64) -> Result<(), PlanError> {
@@ -448,7 +448,7 @@ fn in_range(field: &str, found: u64, min: u64, max: u64) -> Result<(), PlanError
         return Ok(());
     }
     let expected = if min == max { min.to_string() } else { format!("{min} to {max}") };
-    Err(invalid(field, found, expected))
+    Err(invalid(field, found.to_string(), expected))
 }
 
 /// Whether a range is one: numbers from 0 to `max`, none below the one before it.

@@ -1,5 +1,11 @@
 //! Checkpoints as they arrive in the field: cut off, mixed up, incomplete, or fine in an unusual
 //! form. What is wrong is named with its remedy; what is merely odd is a warning and the model opens.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 mod support;
 

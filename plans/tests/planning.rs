@@ -1,5 +1,11 @@
 //! Budget, placement and plans: arithmetic to the byte on models small enough to add up by hand, and
 //! what must hold for every budget.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 mod support;
 
@@ -7,7 +13,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{Checkpoint, Form};
 use tempfile::TempDir;
 use tierkeep_doctor::{Fact, Facts};
@@ -25,10 +31,9 @@ fn open(checkpoint: &Checkpoint) -> Catalogue {
 }
 
 /// A config with some fields replaced.
-fn with(mut config: serde_json::Value, fields: serde_json::Value) -> serde_json::Value {
-    let fields = fields.as_object().unwrap().clone();
-    config.as_object_mut().unwrap().extend(fields);
-    config
+fn with(config: &Value, fields: &Value) -> Value {
+    let both = [config, fields].map(|value| value.as_object().unwrap().clone());
+    both.into_iter().flatten().collect::<serde_json::Map<_, _>>().into()
 }
 
 static OLMOE: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::olmoe(Form::Bf16)));
@@ -37,7 +42,7 @@ static GLM: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::glm(Form::I
 /// Models in which something is out of the ordinary.
 static MODELS: LazyLock<Vec<Catalogue>> = LazyLock::new(|| {
     let wide = json!({ "hidden_size": 64, "intermediate_size": 64, "num_experts": 16, "num_hidden_layers": 4 });
-    let wide = with(Checkpoint::olmoe(Form::Bf16).config, wide);
+    let wide = with(&Checkpoint::olmoe(Form::Bf16).config, &wide);
     // Layers whose experts differ in size.
     let mut mixed = Checkpoint::from_config(wide.clone(), Form::Bf16);
     for form in [Form::Int8, Form::Int4] {
@@ -47,10 +52,10 @@ static MODELS: LazyLock<Vec<Catalogue>> = LazyLock::new(|| {
         mixed.tensors.retain(|t| !t.name.contains(layer));
         mixed.tensors.extend(other.tensors.into_iter().filter(|t| t.name.contains(layer)));
     }
-    let tied = with(wide.clone(), json!({ "tie_word_embeddings": true }));
+    let tied = with(&wide, &json!({ "tie_word_embeddings": true }));
     // One layer that routes every token to every expert, and an embedding of next to nothing.
     let all_active = json!({ "num_hidden_layers": 1, "num_experts_per_tok": 16, "vocab_size": 5 });
-    let all_active = with(wide.clone(), all_active);
+    let all_active = with(&wide, &all_active);
     let mut with_mtp = Checkpoint::glm(Form::Int4);
     with_mtp.add_mtp_layer(Form::Int8);
     vec![

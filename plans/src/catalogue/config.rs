@@ -164,7 +164,7 @@ impl Config<'_> {
             Some(nested) => nested.float_or("rope_theta", outer)?,
             None => outer,
         };
-        if dim % 2 != 0 {
+        if !dim.is_multiple_of(2) {
             return Err(ConfigError::Invalid {
                 field: "head_dim",
                 found: dim.to_string(),
@@ -217,7 +217,7 @@ fn check_router(router: &RouterSpec) -> Result<(), ConfigError> {
     if n_experts_active > n_experts {
         return invalid("num_experts_per_tok", n_experts_active, format!("at most {n_experts}"));
     }
-    if n_groups > n_experts || n_experts % n_groups != 0 {
+    if n_groups > n_experts || !n_experts.is_multiple_of(n_groups) {
         return invalid("n_group", n_groups, format!("a divisor of {n_experts}"));
     }
     if n_groups_active > n_groups {
@@ -347,7 +347,7 @@ fn glm_layers(config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, Co
                 let offset = config.uint("index_skip_topk_offset", 0, LAYER_CAP)?.unwrap_or(2);
                 (0..n_layers)
                     .map(|l| {
-                        let full = (l + 1).saturating_sub(offset) % every == 0;
+                        let full = (l + 1).saturating_sub(offset).is_multiple_of(every);
                         if full { IndexerKind::Full } else { IndexerKind::Shared }
                     })
                     .collect()
@@ -383,7 +383,7 @@ fn olmoe(config: &Config<'_>) -> Result<ArchSpec, ConfigError> {
     let hidden_size = config.dimension("hidden_size")?;
     let n_heads = config.dimension("num_attention_heads")?;
     let n_kv_heads = config.dimension_or("num_key_value_heads", n_heads)?;
-    if n_heads % n_kv_heads != 0 {
+    if !n_heads.is_multiple_of(n_kv_heads) {
         return Err(ConfigError::Invalid {
             field: "num_key_value_heads",
             found: n_kv_heads.to_string(),

@@ -1,6 +1,12 @@
 //! Small checkpoints written by tests: a config, a list of tensors with bytes of their own, in one
 //! shard or several. Owns the writing of safetensors as it should be; tests bend it afterwards.
 #![allow(dead_code, reason = "each test uses some of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
