@@ -77,7 +77,8 @@ pub(crate) struct PlanningArgs {
     /// less the larger of 1 GB and 8 %.
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<SizeRequest>,
-    /// Tokens that a sequence may hold. Default: 4096, or what the model has.
+    /// Tokens that a sequence may hold. Default: 4096, or what the model has; for verify, its
+    /// longest case.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ctx: Option<u64>,
     /// Threads that compute. Default: the physical cores that this process may use.
@@ -106,9 +107,6 @@ pub(crate) struct PlanningArgs {
     /// that cannot be written.
     #[arg(long, value_name = "FILE")]
     pub(crate) usage: Option<PathBuf>,
-    /// Read facts only; speeds are then assumed and said to be.
-    #[arg(long)]
-    pub(crate) no_measure: bool,
 }
 
 #[derive(Debug, Args)]
@@ -117,6 +115,9 @@ pub(crate) struct PlanVerbArgs {
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
+    /// Read facts only; speeds are then assumed and said to be.
+    #[arg(long)]
+    pub(crate) no_measure: bool,
     /// Write the plan here as TOML.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -159,6 +160,9 @@ pub(crate) struct RunArgs {
     pub(crate) ignore_stop: bool,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
+    /// Read facts only; speeds are then assumed and said to be.
+    #[arg(long)]
+    pub(crate) no_measure: bool,
 }
 
 #[derive(Debug, Args)]

@@ -5,7 +5,7 @@ use tierkeep_engine::EngineError;
 use tierkeep_engine::convert::ConvertError;
 use tierkeep_engine::text::TextError;
 use tierkeep_engine::verify::OracleError;
-use tierkeep_plans::catalogue::CatalogueError;
+use tierkeep_plans::catalogue::{CatalogueError, HeaderError};
 use tierkeep_plans::plan::PlanError;
 use tierkeep_plans::planner::PlanRefusal;
 
@@ -82,10 +82,10 @@ fn class(error: &anyhow::Error) -> u8 {
 fn catalogue_is_verdict(error: &CatalogueError) -> bool {
     match error {
         CatalogueError::Io { .. } | CatalogueError::NotAModel { .. } => false,
+        CatalogueError::Header { source, .. } => !matches!(source, HeaderError::Io(_)),
         CatalogueError::Config { .. }
         | CatalogueError::NoShards { .. }
         | CatalogueError::MissingShard { .. }
-        | CatalogueError::Header { .. }
         | CatalogueError::TensorTwice { .. }
         | CatalogueError::MissingTensor { .. }
         | CatalogueError::WrongShape { .. }

@@ -1,5 +1,11 @@
 //! The binary as a user runs it: verbs, exit codes, errors that name the thing and the remedy, and
 //! that nothing is written where something is refused.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops where something is wrong"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -79,8 +79,10 @@ pub(crate) struct GroupedWeights {
     pub(crate) norms: Option<(Bound, Bound, f32)>,
 }
 
-/// Weights of a layer's attention.
+/// Weights of a layer's attention. A model has one kind in all its layers, so that nothing is saved
+/// by keeping the larger one elsewhere.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer, all of one kind")]
 pub(crate) enum AttentionWeights {
     Latent(LatentWeights),
     Grouped(GroupedWeights),

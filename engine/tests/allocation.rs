@@ -1,6 +1,12 @@
 //! The decode path allocates nothing after warm-up: counted by the allocator of this test program,
 //! which holds this one test so that nothing else allocates meanwhile.
 #![expect(unsafe_code, reason = "an allocator that counts has to be an allocator")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops where something is wrong"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;

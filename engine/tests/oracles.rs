@@ -2,11 +2,18 @@
 //! every placement; and the bytes bound against the bytes planned.
 //!
 //! The oracles are committed under `tests/oracles` of the workspace; a missing one is a failure.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops where something is wrong"
+)]
 
 use std::path::PathBuf;
 
 use tierkeep_doctor::Facts;
 use tierkeep_engine::generate::generate;
+use tierkeep_engine::report::BOUND_LINES;
 use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_case};
 use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
 use tierkeep_plans::budget::{self, Line};
@@ -158,18 +165,6 @@ fn placement_changes_no_bit() {
         }
     }
 }
-
-/// Lines that the engine allocates; the others are the process's and the kernel's.
-const BOUND_LINES: [Line; 8] = [
-    Line::DenseWeights,
-    Line::KvCache,
-    Line::IndexerKeys,
-    Line::Activations,
-    Line::ExpertsInFlight,
-    Line::IoBuffers,
-    Line::PinnedExperts,
-    Line::ExpertCache,
-];
 
 fn assert_bound_as_planned(model: &Catalogue, plan: &Plan) {
     let engine = open(model, plan);

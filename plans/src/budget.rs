@@ -437,11 +437,21 @@ fn slot_line_bytes(model: &Catalogue, slots: &Slots) -> (u64, u64) {
     (pinned, cached)
 }
 
-/// Bytes that one token touches: the weights that every token uses, one row of the embedding, and
-/// the routed experts that it is sent to. The KV cache is not counted.
+/// An embedding that is also the head is touched whole by every token; another one by a row.
+#[must_use]
+pub fn touched_embedding(model: &Catalogue) -> EmbeddingResidency {
+    if model.spec.tied_embeddings {
+        EmbeddingResidency::Resident
+    } else {
+        EmbeddingResidency::RowRead
+    }
+}
+
+/// Bytes that one token touches: (the weights that every token uses, the routed experts that it is
+/// sent to). The KV cache and the one row of an embedding that is not the head are not counted.
 #[must_use]
 pub fn touched_bytes_per_token(model: &Catalogue) -> (Bytes, Bytes) {
-    let dense = resident_tensors(model, EmbeddingResidency::RowRead).map(Tensor::bytes).sum();
+    let dense = resident_tensors(model, touched_embedding(model)).map(Tensor::bytes).sum();
     let routed = model
         .spec
         .layers

@@ -156,9 +156,10 @@ fn broken(error: &CatalogueError) -> Vec<Check> {
         CatalogueError::Config { .. } => "fetch config.json again, or see README for what runs",
         CatalogueError::NotAModel { .. } => "name the folder that holds config.json",
         CatalogueError::Io { .. } => "check the path and its permissions",
-        CatalogueError::NoShards { .. }
-        | CatalogueError::MissingShard { .. }
-        | CatalogueError::Header { .. } => "fetch the named file again",
+        CatalogueError::Header { source, .. } => source.remedy(),
+        CatalogueError::NoShards { .. } | CatalogueError::MissingShard { .. } => {
+            "fetch the named file again"
+        }
         CatalogueError::TensorTwice { .. } => "remove the stale file",
         CatalogueError::MissingTensor { .. } | CatalogueError::WrongShape { .. } => {
             "fetch config.json and the weights from one place again"
@@ -221,7 +222,7 @@ fn disk_check(facts: &Facts) -> Check {
         Some(read) => {
             format!("{:.1} GB/s in reads of {}", read.bytes_per_s / 1e9, Bytes(read.read_bytes))
         }
-        None => format!("speed {}", disk.read.detail()),
+        None => format!("speed unknown: {}", disk.read.detail()),
     };
     match disk.kind.value() {
         Some(FilesystemKind::Network | FilesystemKind::Fuse) => Check::warn(

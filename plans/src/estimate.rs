@@ -3,7 +3,7 @@
 
 use tierkeep_doctor::{Fact, Facts};
 
-use crate::budget::{self, EmbeddingResidency, Slots, Workload};
+use crate::budget::{self, Slots, Workload};
 use crate::catalogue::Catalogue;
 use crate::plan::{Prediction, Range};
 use crate::units::Bytes;
@@ -62,8 +62,8 @@ struct Term {
 /// Predicts a run.
 ///
 /// Seconds per token: the larger of touched bytes over memory bandwidth and touched weights over the
-/// kernel rate, plus missed bytes over disk bandwidth, plus per-layer overhead. Touched bytes are the dense weights, one
-/// row of the embedding, the routed experts of one token, and the cache at half the context.
+/// kernel rate, plus missed bytes over disk bandwidth, plus per-layer overhead. Touched bytes are the
+/// dense weights, the routed experts of one token, and the cache at half the context.
 #[must_use]
 pub fn estimate(
     model: &Catalogue,
@@ -86,6 +86,7 @@ pub fn estimate(
     let disk_fact = machine.disk.read.clone().map(|r| r.bytes_per_s);
     let disk = rate(&disk_fact, ASSUMED_DISK_BYTES_PER_S, "disk bandwidth", &mut evidence);
     let kernels = weights_per_s(isa) * workload.threads as f64;
+    evidence.push(format!("per-layer overhead {:.0} us a layer: assumed", LAYER_OVERHEAD_S * 1e6));
     evidence.push(format!(
         "kernel rate {:.1} G weights/s: assumed for {isa}, {} threads, exact numerics",
         kernels / 1e9,
@@ -162,8 +163,9 @@ fn rate(fact: &Fact<f64>, assumed: f64, name: &str, evidence: &mut Vec<String>) 
 /// Weights that one token multiplies: every dense matrix and the routed experts it is sent to.
 fn touched_weights(model: &Catalogue) -> u64 {
     let spec = &model.spec;
-    let dense: u64 =
-        budget::resident_tensors(model, EmbeddingResidency::RowRead).map(|t| t.rows * t.cols).sum();
+    let dense: u64 = budget::resident_tensors(model, budget::touched_embedding(model))
+        .map(|t| t.rows * t.cols)
+        .sum();
     let expert = 3 * spec.hidden_size * spec.expert_ff_size * spec.router.n_experts_active;
     dense + expert as u64 * spec.expert_layers().count() as u64
 }

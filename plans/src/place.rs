@@ -67,21 +67,13 @@ pub fn place(model: &Catalogue, request: &Request) -> Result<Placed, DoesNotFit>
         return Ok(Placed { workload, slots: all, ledger });
     }
     let none = Slots::none(spec.n_layers);
-    let Some((workload, left)) = fit(model, request, sparing_embedding(model), &none) else {
+    let Some((workload, left)) = fit(model, request, budget::touched_embedding(model), &none)
+    else {
         return Err(does_not_fit(model, request));
     };
     let slots = divide(model, left);
     let ledger = budget::ledger(model, &workload, &slots);
     Ok(Placed { workload, slots, ledger })
-}
-
-/// Reading rows needs an embedding of its own: a head that shares it is read whole every token.
-fn sparing_embedding(model: &Catalogue) -> EmbeddingResidency {
-    if model.spec.tied_embeddings {
-        EmbeddingResidency::Resident
-    } else {
-        EmbeddingResidency::RowRead
-    }
 }
 
 /// The workload of a placement and the bytes that it leaves for more slots; `None` if even its
@@ -170,7 +162,7 @@ fn smallest(model: &Catalogue, request: &Request, context: u64) -> Ledger {
         let workload = workload(request, context, embedding, batches(request, context).0);
         budget::ledger(model, &workload, &slots)
     };
-    let none = ledger(sparing_embedding(model), Slots::none(model.spec.n_layers));
+    let none = ledger(budget::touched_embedding(model), Slots::none(model.spec.n_layers));
     let all = ledger(EmbeddingResidency::Resident, Slots::all(&model.spec));
     if all.total() < none.total() { all } else { none }
 }

@@ -111,7 +111,10 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     let options = Options { ram: Some(SizeRequest::Absolute(budget)), ..options };
     let make = |history: Option<&History>, pins: PinRule| {
         let options = Options { pins, ..options.clone() };
-        shared::plan(&model, &facts, &options, history)
+        let mut plan = shared::plan(&model, &facts, &options, history)?;
+        plan.request.budget_source =
+            format!("chosen for the demo: {:.0} % of the experts have a slot", SLOT_SHARE * 100.0);
+        Ok::<_, anyhow::Error>(plan)
     };
     let first_plan = make(None, PinRule::None)?;
     if show {

@@ -1,7 +1,6 @@
 //! `tierkeep plan MODEL`.
 
 use anyhow::{Result, bail};
-use tierkeep_plans::planner::PlanRefusal;
 
 use super::{Context, shared};
 use crate::args::PlanVerbArgs;
@@ -18,23 +17,12 @@ pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
     {
         bail!("{} is a folder: give a file name to write the plan to", output.display());
     }
-    let facts = shared::facts(Some(&model), Some(&model.directory), !args.planning.no_measure);
+    let facts = shared::facts(Some(&model), Some(&model.directory), !args.no_measure);
     let usage = shared::usage(context, &model, args.planning.usage.as_deref());
     let options = shared::options(&args.planning);
     let plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
         Ok(plan) => plan,
-        Err(error) => {
-            // "Does not fit" is a result: it is printed with its ledger, and nothing is written.
-            let Some(PlanRefusal::DoesNotFit { result, .. }) = error.downcast_ref() else {
-                return Err(error);
-            };
-            if context.json {
-                render::json(&render::does_not_fit_json(&args.model, result))?;
-            } else {
-                render::does_not_fit(&args.model, result)?;
-            }
-            return Ok(Outcome::Verdict);
-        }
+        Err(error) => return shared::verdict(context, &args.model, error),
     };
     if let Some(output) = &args.output {
         plan.write(output)?;

@@ -17,7 +17,7 @@ use tierkeep_plans::usage::{self, Session};
 
 use super::memory::Memory;
 use super::{Context, shared};
-use crate::args::{PlanningArgs, RunArgs};
+use crate::args::RunArgs;
 use crate::exit::Outcome;
 use crate::render::{self, Answer, Bar};
 
@@ -44,8 +44,11 @@ pub(super) struct Finished {
 }
 
 pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
-    let (plan, model) =
-        if args.target.is_dir() { planned(args, context)? } else { read_plan(args)? };
+    let planned = if args.target.is_dir() { planned(args, context) } else { read_plan(args) };
+    let (plan, model) = match planned {
+        Ok(planned) => planned,
+        Err(error) => return shared::verdict(context, &args.target, error),
+    };
     let text = text(args, &model)?;
     let prompt = prompt(args, text.as_ref())?;
     let usage = (!args.no_usage).then(|| {
@@ -89,7 +92,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
 /// Plans the model first; the plan is printed, so that it is known what is executed.
 fn planned(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
     let model = shared::open_model(&args.target)?;
-    let facts = shared::facts_apart(context, &model, !args.planning.no_measure);
+    let facts = shared::facts_apart(context, &model, !args.no_measure);
     let history = if args.no_usage {
         None
     } else {
@@ -104,7 +107,7 @@ fn planned(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
 fn read_plan(args: &RunArgs) -> Result<(Plan, Catalogue)> {
     let plan = Plan::read(&args.target)?;
     // A plan is executed as it stands: a flag that asks for something else is not ignored.
-    if let Some(flag) = planning_flag(&args.planning) {
+    if let Some(flag) = planning_flag(args) {
         bail!(
             "{flag} belongs to the plan, which {} already is: plan again with it, or edit the file",
             args.target.display()
@@ -119,7 +122,8 @@ fn read_plan(args: &RunArgs) -> Result<(Plan, Catalogue)> {
 }
 
 /// The first planning flag that was given.
-fn planning_flag(args: &PlanningArgs) -> Option<&'static str> {
+fn planning_flag(run: &RunArgs) -> Option<&'static str> {
+    let args = &run.planning;
     let flags = [
         ("--ram", args.ram.is_some()),
         ("--ctx", args.ctx.is_some()),
@@ -130,7 +134,7 @@ fn planning_flag(args: &PlanningArgs) -> Option<&'static str> {
         ("--io", args.io.is_some()),
         ("--pins", args.pins != PinRule::Judged),
         ("--allow-overcommit", args.allow_overcommit),
-        ("--no-measure", args.no_measure),
+        ("--no-measure", run.no_measure),
     ];
     flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
 }

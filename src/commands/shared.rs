@@ -10,12 +10,13 @@ use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
-use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::planner::{self, Options, PlanRefusal};
 use tierkeep_plans::units::LayerId;
 use tierkeep_plans::usage::{self, History, LoadOutcome, Session};
 
 use super::Context;
 use crate::args::PlanningArgs;
+use crate::exit::Outcome;
 use crate::render::{self, Bar};
 
 /// Opens a model by its folder, with an absolute path so that plans can be run from anywhere.
@@ -107,6 +108,19 @@ pub(crate) fn plan(
     history: Option<&History>,
 ) -> Result<Plan> {
     Ok(planner::plan(model, facts, options, history)?)
+}
+
+/// "Does not fit" is a result: it is printed with its ledger. Any other refusal stays an error.
+pub(crate) fn verdict(context: &Context, model: &Path, error: anyhow::Error) -> Result<Outcome> {
+    let Some(PlanRefusal::DoesNotFit { result, .. }) = error.downcast_ref() else {
+        return Err(error);
+    };
+    if context.json {
+        render::json(&render::does_not_fit_json(model, result))?;
+    } else {
+        render::does_not_fit(model, result)?;
+    }
+    Ok(Outcome::Verdict)
 }
 
 /// Loads a model as planned, with a progress bar.

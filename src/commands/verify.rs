@@ -18,7 +18,10 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
     let longest = oracle.iter().map(|c| c.prompt.len() + c.greedy.len()).max().unwrap_or(1);
     options.context = Some(options.context.unwrap_or(longest as u64));
     let usage = shared::usage(context, &model, args.planning.usage.as_deref());
-    let mut plan = shared::plan(&model, &facts, &options, usage.as_ref())?;
+    let mut plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
+        Ok(plan) => plan,
+        Err(error) => return shared::verdict(context, &args.model, error),
+    };
     plan.engine.numerics = args.numerics.into();
     if let Some(cap) = args.cap {
         lower_caps(&mut plan, cap);

@@ -71,11 +71,10 @@ pub fn choose_pins(
     n_experts_active: u32,
 ) -> PinChoice {
     let none = |evidence: &str| PinChoice::none(caps.len(), evidence.to_owned(), None);
-    let Some(history) = history else { return none("no pins: no usage history yet") };
-    let shape = history.shape();
-    if (shape.n_experts, shape.n_experts_active) != (n_experts, n_experts_active) {
-        return none("no pins: the usage history is of another shape");
-    }
+    let history = match of_shape(history, n_experts, n_experts_active) {
+        Ok(history) => history,
+        Err(why_not) => return none(why_not),
+    };
     let n_tokens = history.n_sample_tokens();
     if n_tokens < MIN_SAMPLE_TOKENS {
         return none(&format!(
@@ -138,11 +137,10 @@ pub fn pins_of_share(
     share: f64,
 ) -> PinChoice {
     let none = |evidence: &str| PinChoice::none(caps.len(), evidence.to_owned(), None);
-    let Some(history) = history else { return none("no pins: no usage history yet") };
-    let shape = history.shape();
-    if (shape.n_experts, shape.n_experts_active) != (n_experts, n_experts_active) {
-        return none("no pins: the usage history is of another shape");
-    }
+    let history = match of_shape(history, n_experts, n_experts_active) {
+        Ok(history) => history,
+        Err(why_not) => return none(why_not),
+    };
     let share = share.clamp(0.0, 1.0);
     PinChoice {
         pins: pins_of(history, caps, &places(history, caps), history.counts(), share),
@@ -151,6 +149,20 @@ pub fn pins_of_share(
         hit_rate_with: None,
         hit_rate_without: None,
     }
+}
+
+/// The history, if there is one of the model's shape; otherwise why there are no pins.
+fn of_shape(
+    history: Option<&History>,
+    n_experts: u32,
+    n_experts_active: u32,
+) -> Result<&History, &'static str> {
+    let history = history.ok_or("no pins: no usage history yet")?;
+    let shape = history.shape();
+    if (shape.n_experts, shape.n_experts_active) != (n_experts, n_experts_active) {
+        return Err("no pins: the usage history is of another shape");
+    }
+    Ok(history)
 }
 
 /// Where history keeps each layer of the caps.
