@@ -425,6 +425,53 @@ fn a_foreign_usage_file_is_named_and_kept() {
 }
 
 #[test]
+fn a_history_that_cannot_be_saved_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = copy_of(NANO, folder);
+    let config = fs::read(model.join("config.json")).unwrap();
+    for usage in ["model", "model/config.json"] {
+        let base = ["run", "model", "--ram", "30MB", "--no-measure", "-p", "What is 2+2?"];
+        let ran = tierkeep(folder, &[&base[..], &["--usage", usage, "--strict"]].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (3, "2 + 2 = 4.\n"), "{ran:?}");
+        assert!(
+            ran.err.contains("was not saved") && !ran.err.contains("usage history: "),
+            "{ran:?}"
+        );
+    }
+    assert_eq!(
+        fs::read(model.join("config.json")).unwrap(),
+        config,
+        "no file of the model is lost"
+    );
+}
+
+/// An interrupt ends a run with 130, and what was learned until then is kept.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_the_history() {
+    use std::io::Read;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    copy_of(NANO, folder);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tierkeep"))
+        .args(["run", "model", "--ram", "60MB", "--ctx", "1024", "--no-measure", "--ignore-stop"])
+        .args(["--raw", "-p", "Call me Ishmael.", "-n", "1000", "--isa", "scalar"])
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Text is coming, so that tokens are being decoded.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 40]).unwrap();
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    child.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(folder.join("model/.usage").is_file());
+}
+
+#[test]
 fn convert_writes_a_model_that_runs() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -41,6 +41,8 @@ pub(super) struct Finished {
     pub(super) memory: Memory,
     pub(super) text: Option<String>,
     pub(super) has_warnings: bool,
+    /// Whether the usage history took the session.
+    pub(super) is_saved: bool,
 }
 
 pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
@@ -76,7 +78,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         ))?;
     } else {
         render::run_report(&finished.report, &finished.memory);
-        if let Some(path) = &usage {
+        if let (Some(path), true) = (&usage, finished.is_saved) {
             render::note(&format!("usage history: {}", path.display()));
         }
     }
@@ -188,8 +190,8 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     session.set_run(report.record(job.plan));
     let saved = save(job, &session);
     let memory = Memory::now();
-    let has_warnings = !saved || render::run_warnings(&report, &memory);
-    Ok(Finished { report, memory, text, has_warnings })
+    let has_warnings = render::run_warnings(&report, &memory) || saved == Saving::Failed;
+    Ok(Finished { report, memory, text, has_warnings, is_saved: saved == Saving::Done })
 }
 
 type Generated = ((tierkeep_engine::generate::Generation, u64), Option<String>);
@@ -234,12 +236,20 @@ fn step_through(
     Ok(((generation, prefilled.unwrap_or_else(|| files.bytes())), text))
 }
 
-/// Saves the history; a failure is a warning, for the answer has been given. Returns whether all
-/// went well.
-fn save(job: &Job<'_>, session: &Session) -> bool {
-    let Some(path) = job.usage else { return true };
+/// What became of a session's history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Saving {
+    Done,
+    /// There was nowhere to save it, or nothing to save.
+    NotAsked,
+    Failed,
+}
+
+/// Saves the history; a failure is a warning, for the answer has been given.
+fn save(job: &Job<'_>, session: &Session) -> Saving {
+    let Some(path) = job.usage else { return Saving::NotAsked };
     if session.n_tokens() == 0 {
-        return true;
+        return Saving::NotAsked;
     }
     match usage::save(path, session) {
         Ok(saved) => {
@@ -250,11 +260,11 @@ fn save(job: &Job<'_>, session: &Session) -> bool {
                     aside.display()
                 ));
             }
-            true
+            Saving::Done
         }
         Err(error) => {
             render::warning(&format!("the usage history was not saved: {error}"));
-            false
+            Saving::Failed
         }
     }
 }
