@@ -89,6 +89,7 @@ fn catalogue_is_verdict(error: &CatalogueError) -> bool {
         | CatalogueError::TensorTwice { .. }
         | CatalogueError::MissingTensor { .. }
         | CatalogueError::WrongShape { .. }
+        | CatalogueError::UnknownContainer { .. }
         | CatalogueError::UnsupportedType { .. } => true,
     }
 }

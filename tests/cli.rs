@@ -154,6 +154,27 @@ fn damaged_models_are_refused_by_every_verb() {
     }
 }
 
+/// What a later version may write is refused, never read as something else.
+#[test]
+fn a_container_of_another_form_is_refused() {
+    for (key, other) in
+        [("tierkeep.format\":\"1", "tierkeep.format\":\"9"), ("group\":\"row", "group\":\"128")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy_of(NANO, folder.path());
+        let shard = model.join("model-00001-of-00001.safetensors");
+        let mut bytes = fs::read(&shard).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+        let changed = header.replace(key, other);
+        assert_eq!((changed.len(), changed == header), (length, false), "{key}");
+        bytes[8..8 + length].copy_from_slice(changed.as_bytes());
+        fs::write(shard, bytes).unwrap();
+        let args = ["plan", "model", "--ram", "30MB", "--no-measure"];
+        refused(folder.path(), &args, 1, &["form that this build does not read", "newer tierkeep"]);
+    }
+}
+
 #[test]
 fn what_is_no_model_is_a_usage_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -147,7 +147,7 @@ fn broken(error: &CatalogueError) -> Vec<Check> {
         CatalogueError::TensorTwice { .. }
         | CatalogueError::MissingTensor { .. }
         | CatalogueError::WrongShape { .. } => 2,
-        CatalogueError::UnsupportedType { .. } => 3,
+        CatalogueError::UnknownContainer { .. } | CatalogueError::UnsupportedType { .. } => 3,
     };
     let remedy = match error {
         CatalogueError::Config { source: ConfigError::UnknownFamily { .. }, .. } => {
@@ -164,6 +164,7 @@ fn broken(error: &CatalogueError) -> Vec<Check> {
         CatalogueError::MissingTensor { .. } | CatalogueError::WrongShape { .. } => {
             "fetch config.json and the weights from one place again"
         }
+        CatalogueError::UnknownContainer { .. } => "use a newer tierkeep, or convert it again",
         CatalogueError::UnsupportedType { .. } => {
             "fetch the model in bf16, f16, f32, or packed at 8 or 4 bits"
         }

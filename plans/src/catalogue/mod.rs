@@ -243,6 +243,14 @@ pub enum CatalogueError {
         /// The shape that the config asks for.
         expected: Vec<u64>,
     },
+    /// A container of ours in a form that this build does not read.
+    #[error("{} is packed in a form that this build does not read ({found}): use a newer tierkeep, or convert the model again", path.display())]
+    UnknownContainer {
+        /// The shard.
+        path: PathBuf,
+        /// The metadata entry.
+        found: String,
+    },
     /// A tensor is stored in a type that this build does not compute on.
     #[error(
         "tensor {tensor} is stored as {found}: this build computes on bf16, f16, f32 and packed U8 of 8 or 4 bits with .qs scales"

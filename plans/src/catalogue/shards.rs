@@ -104,7 +104,12 @@ pub(super) fn read_shards<'a>(
         .par_iter()
         .map(|name| {
             let path = directory.join(name);
-            read_header(&path).map_err(|source| CatalogueError::Header { path, source })
+            let header = read_header(&path)
+                .map_err(|source| CatalogueError::Header { path: path.clone(), source })?;
+            match unknown_container(&header) {
+                Some(found) => Err(CatalogueError::UnknownContainer { path, found }),
+                None => Ok(header),
+            }
         })
         .collect::<Result<Vec<_>, _>>()?;
     Ok(ReadShards { names, headers, absent, index, warnings })
@@ -174,6 +179,23 @@ impl ReadShards<'_> {
             remedy: "nothing: the shard headers are used".to_owned(),
         })
     }
+}
+
+/// The first metadata entry of our own containers that this build does not know how to read: another
+/// format, scales of another grouping or of another type. Other keys may be ignored.
+fn unknown_container(header: &ShardHeader) -> Option<String> {
+    let known = |key: &str| match key.rsplit('.').next() {
+        Some("format") => Some("1"),
+        Some("group") => Some("row"),
+        Some("scale") => Some("F32"),
+        _ => None,
+    };
+    header
+        .metadata
+        .iter()
+        .filter(|(key, _)| key.starts_with("tierkeep."))
+        .find(|(key, value)| known(key).is_some_and(|k| !value.eq_ignore_ascii_case(k)))
+        .map(|(key, value)| format!("{key} = {value}"))
 }
 
 /// `model*.safetensors` files of the folder.
