@@ -18,3 +18,4 @@ pub mod simulate;
 pub mod spec;
 pub mod units;
 pub mod usage;
+mod whole_file;

@@ -10,6 +10,7 @@ use crate::budget::{self, EmbeddingResidency, KvElement, Ledger, Line, Slots, Wo
 use crate::catalogue::Catalogue;
 use crate::planner::MAX_THREADS;
 use crate::units::Bytes;
+use crate::whole_file;
 
 /// Version of the plan format that this build writes and reads.
 pub const PLAN_VERSION: u32 = 1;
@@ -288,21 +289,13 @@ impl Plan {
         Self::from_toml(&text, path)
     }
 
-    /// Writes the plan file whole or not at all: to a neighbour first, then renamed.
+    /// Writes the plan file whole or not at all; a device or a pipe is written to as it is.
     ///
     /// # Errors
     /// [`PlanError::Io`] or [`PlanError::Serialize`].
     pub fn write(&self, path: &Path) -> Result<(), PlanError> {
         let io = |source| PlanError::Io { path: path.to_owned(), source };
-        let text = self.to_toml()?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let neighbour = path.with_file_name(format!("{name}.tmp-{}", std::process::id()));
-        let written =
-            std::fs::write(&neighbour, text).and_then(|()| std::fs::rename(&neighbour, path));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&neighbour);
-        }
-        written.map_err(io)
+        whole_file::write(path, &self.to_toml()?).map_err(io)
     }
 
     /// What the engine is asked for.
