@@ -1,0 +1,73 @@
+//! The arguments as they are written, one module for each group of verbs. Parsed into plain
+//! structs; nothing is looked up here.
+
+mod convert;
+mod demo;
+mod doctor;
+mod plan;
+mod planning;
+mod run;
+mod verify;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use self::convert::ConvertArgs;
+pub(crate) use self::demo::DemoArgs;
+pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::plan::PlanVerbArgs;
+pub(crate) use self::planning::{IsaName, PlanningArgs};
+pub(crate) use self::run::RunArgs;
+pub(crate) use self::verify::VerifyArgs;
+
+/// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tierkeep",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 fits, works; 1 a verdict (does not fit, damaged, refused, stale, a check failed);\n2 usage, I/O or internal error; 3 works with warnings, under --strict; 130 interrupted.\n\nStart with:  tierkeep demo"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+    /// Print JSON on standard output instead of text.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Exit with 3 where everything works but there are warnings.
+    #[arg(long, global = true)]
+    pub(crate) strict: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Look at this machine, and at whether a model is whole.
+    #[command(
+        after_help = "Examples:\n  tierkeep doctor\n  tierkeep doctor examples/glm-nano\n  tierkeep doctor --no-measure --json"
+    )]
+    Doctor(DoctorArgs),
+    /// Plan a model within a memory budget: every byte, every slot, the expected speed.
+    #[command(
+        after_help = "Examples:\n  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml\n  tierkeep plan MODEL --ram 20GB --ctx 4096\n  tierkeep plan MODEL --ram 90% --json"
+    )]
+    Plan(PlanVerbArgs),
+    /// Execute a plan, or plan a model and execute that.
+    #[command(
+        after_help = "Examples:\n  tierkeep run plan.toml -p \"What is 2+2?\"\n  tierkeep run examples/glm-nano --ram 28MB -p \"Count from 3 to 14.\"\n  tierkeep run MODEL --ids 1,2,3 -n 16 --json\n  echo \"some text to go on with\" | tierkeep run MODEL --raw -p -"
+    )]
+    Run(RunArgs),
+    /// Compare a model's tokens and logits with the reference's answers beside it.
+    #[command(
+        after_help = "Examples:\n  tierkeep verify examples/glm-nano\n  tierkeep verify tests/oracles/olmoe --layers\n  tierkeep verify MODEL --ram 2GB --batch 16 --isa scalar --json"
+    )]
+    Verify(VerifyArgs),
+    /// Write a model as a packed container: 8- or 4-bit weights, each expert in one read.
+    #[command(
+        after_help = "Examples:\n  tierkeep convert MODEL OUT --experts 4\n  tierkeep convert MODEL OUT --experts 8 --dense 8 --embedding keep --dry-run"
+    )]
+    Convert(ConvertArgs),
+    /// Show the whole motion on the small model in examples/: doctor, plan, run, learn, run.
+    #[command(after_help = "Example:\n  tierkeep demo")]
+    Demo(DemoArgs),
+}

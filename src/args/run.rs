@@ -1,0 +1,49 @@
+//! Arguments of `run`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::PlanningArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// A plan file, or a model's folder to plan first.
+    #[arg(value_name = "PLAN|MODEL")]
+    pub(crate) target: PathBuf,
+    /// The prompt; - reads standard input.
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "ids",
+        required_unless_present = "ids"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// The prompt as token ids, for models without a tokenizer.
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
+    pub(crate) ids: Option<Vec<u32>>,
+    /// Give the prompt to the model as it is, without its chat template.
+    #[arg(long, conflicts_with = "ids")]
+    pub(crate) raw: bool,
+    /// Text of a system message before the prompt.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["ids", "raw"])]
+    pub(crate) system: Option<String>,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, default_value_t = 256, value_name = "TOKENS")]
+    pub(crate) max_tokens: usize,
+    /// Where the model is, if it has moved since the plan was made.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Neither read nor write a usage history.
+    #[arg(long, conflicts_with = "usage")]
+    pub(crate) no_usage: bool,
+    /// Generate on after stop tokens.
+    #[arg(long)]
+    pub(crate) ignore_stop: bool,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
+    /// Read facts only; speeds are then assumed and said to be.
+    #[arg(long)]
+    pub(crate) no_measure: bool,
+}
