@@ -2,12 +2,12 @@
 //! and what the architecture needs is checked to be there.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use super::header::{DType, RawTensor};
 use super::layout::{ExpertLayout, ExpertPieces, projection_index};
 use super::roles::{self, LayerTensor, Part, Projection, Role};
 use super::shards::ReadShards;
+use super::source::Source;
 use super::{Catalogue, CatalogueError, Shard, Span, StoredType, Tensor, Warning};
 use crate::spec::{ArchSpec, AttentionSpec, FeedForward, IndexerKind};
 use crate::units::Bytes;
@@ -17,7 +17,7 @@ const MTP_LAYER_CAP: usize = 64;
 
 /// Builds the catalogue of a model from its headers.
 pub(super) fn assemble(
-    directory: &Path,
+    source: &dyn Source,
     spec: ArchSpec,
     read: &ReadShards<'_>,
 ) -> Result<Catalogue, CatalogueError> {
@@ -25,7 +25,7 @@ pub(super) fn assemble(
         .names
         .iter()
         .zip(&read.headers)
-        .map(|(name, header)| Shard { path: directory.join(name), bytes: header.file_bytes })
+        .map(|(name, header)| Shard { path: source.locate(name), bytes: header.file_bytes })
         .collect();
     let mut found = Found::collect(&spec, read, &shards)?;
     let n_layers_present = spec.n_layers + found.whole_mtp_layers(&spec);
@@ -39,7 +39,7 @@ pub(super) fn assemble(
     let (experts, expert_base) = found.experts(&spec, n_layers_present, &shards)?;
     let warnings = found.warnings(&spec, n_layers_present - spec.n_layers);
     Ok(Catalogue {
-        directory: directory.to_owned(),
+        directory: source.label().to_owned(),
         n_mtp_layers_present: n_layers_present - spec.n_layers,
         spec,
         shards,

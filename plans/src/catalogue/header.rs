@@ -310,29 +310,67 @@ fn check_tensor(tensor: &RawTensor) -> Result<(), HeaderError> {
     Ok(())
 }
 
-/// Reads and validates the header of one file; the data are not touched.
+/// A header as it lies in its file, not parsed yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderBytes {
+    /// The JSON, without the length field before it.
+    pub json: Vec<u8>,
+    /// Size of the whole file.
+    pub file_bytes: u64,
+}
+
+impl HeaderBytes {
+    /// Parses it and checks it against the size of its file.
+    ///
+    /// # Errors
+    /// As [`parse_header`].
+    pub fn parse(&self) -> Result<ShardHeader, HeaderError> {
+        parse_header(&self.json, self.file_bytes)
+    }
+}
+
+/// How long the JSON is that follows the length field, judged before anything is allocated by it.
 ///
 /// # Errors
-/// Every variant of [`HeaderError`]. A hostile length field causes no allocation: it is checked
-/// against the cap and the size of the file first.
-pub fn read_header(path: &Path) -> Result<ShardHeader, HeaderError> {
+/// The file is too short for it, or the length is more than [`HEADER_CAP_BYTES`].
+pub fn declared_bytes(length_field: [u8; 8], file_bytes: u64) -> Result<u64, HeaderError> {
+    let Some(room) = file_bytes.checked_sub(8) else {
+        return Err(HeaderError::TooShort { file_bytes });
+    };
+    let header_bytes = u64::from_le_bytes(length_field);
+    if header_bytes > HEADER_CAP_BYTES {
+        return Err(HeaderError::HeaderTooLarge { header_bytes });
+    }
+    if header_bytes > room {
+        return Err(HeaderError::HeaderPastEnd { header_bytes, file_bytes });
+    }
+    Ok(header_bytes)
+}
+
+/// Reads the header of one file; the data are not touched.
+///
+/// # Errors
+/// As [`declared_bytes`], or what the system says.
+pub fn read_header_bytes(path: &Path) -> Result<HeaderBytes, HeaderError> {
     let mut file = File::open(path)?;
     let file_bytes = file.metadata()?.len();
     if file_bytes < 8 {
         return Err(HeaderError::TooShort { file_bytes });
     }
-    let mut length = [0; 8];
-    file.read_exact(&mut length)?;
-    let header_bytes = u64::from_le_bytes(length);
-    if header_bytes > HEADER_CAP_BYTES {
-        return Err(HeaderError::HeaderTooLarge { header_bytes });
-    }
-    if header_bytes > file_bytes - 8 {
-        return Err(HeaderError::HeaderPastEnd { header_bytes, file_bytes });
-    }
-    let mut json = vec![0; header_bytes as usize];
+    let mut length_field = [0; 8];
+    file.read_exact(&mut length_field)?;
+    let mut json = vec![0; declared_bytes(length_field, file_bytes)? as usize];
     file.read_exact(&mut json)?;
-    parse_header(&json, file_bytes)
+    Ok(HeaderBytes { json, file_bytes })
+}
+
+/// Reads and validates the header of one file.
+///
+/// # Errors
+/// Every variant of [`HeaderError`]. A hostile length field causes no allocation: it is checked
+/// against the cap and the size of the file first.
+pub fn read_header(path: &Path) -> Result<ShardHeader, HeaderError> {
+    read_header_bytes(path)?.parse()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod header;
 mod layout;
 pub mod roles;
 mod shards;
+pub mod source;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ pub use self::config::ConfigError;
 pub use self::header::HeaderError;
 pub use self::layout::{ExpertLayout, Extent, PlacedMatrix};
 pub use self::roles::{LayerTensor, Part, Projection, Role};
+use self::shards::Files;
+pub use self::source::{Entry, Folder, Source};
 use crate::spec::ArchSpec;
 use crate::units::{Bytes, round_up};
 
@@ -264,22 +267,43 @@ pub enum CatalogueError {
 }
 
 impl Catalogue {
-    /// Reads the model in `directory` from its config and shard headers.
+    /// Reads the model in the folder `directory` from its config and shard headers.
     ///
     /// # Errors
     /// [`CatalogueError`]: every variant names the file or the tensor and what to do.
     pub fn open(directory: &Path) -> Result<Self, CatalogueError> {
-        let config = shards::read_config(directory)?;
-        let mut spec = config::arch_spec(&config)
-            .map_err(|source| CatalogueError::Config { directory: directory.to_owned(), source })?;
-        shards::add_generation_stop_tokens(directory, &mut spec.stop_tokens);
-        let index = shards::index_bytes(directory);
-        let read = shards::read_shards(directory, index.as_deref())?;
-        let tokenizer_bytes = std::fs::metadata(directory.join("tokenizer.json"))
-            .map_or(Bytes(0), |m| Bytes(m.len()));
-        let mut catalogue = assemble::assemble(directory, spec, &read)
-            .map_err(|error| read.blame(directory, error))?;
-        catalogue.tokenizer_bytes = tokenizer_bytes;
+        Self::open_from(&Folder::new(directory))
+    }
+
+    /// Reads a model from wherever it is. Its fingerprint, and all else but the paths, are the same
+    /// whatever kind of source the bytes come from.
+    ///
+    /// # Errors
+    /// As [`Catalogue::open`].
+    pub fn open_from(source: &dyn Source) -> Result<Self, CatalogueError> {
+        let files = Files::list(source)?;
+        let config = files.config()?;
+        let mut spec = config::arch_spec(&config).map_err(|error| CatalogueError::Config {
+            directory: source.label().to_owned(),
+            source: error,
+        })?;
+        files.add_generation_stop_tokens(&mut spec.stop_tokens);
+        let reads_index = source.index_is_cheap() || files.needs_index();
+        let index = if reads_index { files.index() } else { files.index_unread() };
+        let late_index;
+        let mut read = shards::read_shards(&files, &index)?;
+        let mut catalogue = match assemble::assemble(source, spec, &read) {
+            Ok(catalogue) => catalogue,
+            Err(error) => {
+                // Which file holds what is missing, only the index can tell.
+                if !reads_index && matches!(error, CatalogueError::MissingTensor { .. }) {
+                    late_index = files.index();
+                    read.consult(&files, &late_index);
+                }
+                return Err(read.blame(source, error));
+            }
+        };
+        catalogue.tokenizer_bytes = Bytes(files.tokenizer_bytes());
         catalogue.warnings.extend(read.into_warnings());
         Ok(catalogue)
     }

@@ -3,19 +3,22 @@
 
 use std::borrow::{Borrow, Cow};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::header::{ShardHeader, read_header};
+use super::header::{HeaderError, ShardHeader};
 use super::roles::PADDING_PREFIX;
+use super::source::{Entry, Source};
 use super::{CatalogueError, Warning, config};
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
+const SHARD_SUFFIX: &str = ".safetensors";
+/// What a model of one file is called.
+const ONLY_SHARD: &str = "model.safetensors";
 /// Most shards that a file name's numbering is believed to promise.
 const SHARD_CAP: u32 = 100_000;
 
@@ -46,79 +49,249 @@ impl Borrow<str> for Text<'_> {
     }
 }
 
-/// The bytes of the index; `None` where they cannot be had.
-pub(super) fn index_bytes(directory: &Path) -> Option<Vec<u8>> {
-    fs::read(directory.join(INDEX_FILE)).ok()
+/// The files of a model, as its source lists them.
+pub(super) struct Files<'s> {
+    source: &'s dyn Source,
+    /// `None` where the source cannot list them.
+    entries: Option<BTreeMap<String, Entry>>,
 }
 
-pub(super) fn read_config(directory: &Path) -> Result<Vec<u8>, CatalogueError> {
-    let path = directory.join("config.json");
-    fs::read(&path).map_err(|source| {
-        // A folder without config.json and a path that is no folder call for different remedies.
-        if directory.is_dir() && source.kind() == ErrorKind::NotFound {
-            CatalogueError::NotAModel { directory: directory.to_owned() }
-        } else {
-            let path = if directory.is_dir() { path } else { directory.to_owned() };
-            CatalogueError::Io { path, source }
+/// Whether a file is there.
+enum Presence {
+    Here,
+    Absent,
+    /// A link to this place, where nothing is.
+    Broken(PathBuf),
+    /// Only reading it will tell.
+    Unknown,
+}
+
+impl<'s> Files<'s> {
+    pub(super) fn list(source: &'s dyn Source) -> Result<Self, CatalogueError> {
+        let entries = source
+            .list()
+            .map_err(|error| CatalogueError::Io { path: source.label().to_owned(), source: error })?
+            .map(|list| list.into_iter().map(|entry| (entry.name.clone(), entry)).collect());
+        Ok(Self { source, entries })
+    }
+
+    fn presence(&self, name: &str) -> Presence {
+        let Some(entries) = &self.entries else { return Presence::Unknown };
+        match entries.get(name) {
+            None => Presence::Absent,
+            Some(Entry { broken_link: Some(target), .. }) => Presence::Broken(target.clone()),
+            Some(_) => Presence::Here,
         }
-    })
+    }
+
+    fn small_file(&self, name: &str) -> Result<Option<Vec<u8>>, CatalogueError> {
+        match self.presence(name) {
+            Presence::Absent => Ok(None),
+            Presence::Broken(target) => Err(broken_link(self.source.locate(name), &target)),
+            Presence::Here | Presence::Unknown => self
+                .source
+                .small_file(name)
+                .map_err(|source| CatalogueError::Io { path: self.source.locate(name), source }),
+        }
+    }
+
+    pub(super) fn config(&self) -> Result<Vec<u8>, CatalogueError> {
+        self.small_file("config.json")?
+            .ok_or_else(|| CatalogueError::NotAModel { directory: self.source.label().to_owned() })
+    }
+
+    /// Adds the stop tokens of generation_config.json; a file that cannot be read adds none.
+    pub(super) fn add_generation_stop_tokens(&self, stop_tokens: &mut Vec<u32>) {
+        let value: Option<Value> = self
+            .small_file("generation_config.json")
+            .ok()
+            .flatten()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        stop_tokens.extend(value.iter().flat_map(config::stop_tokens));
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+    }
+
+    /// Size of tokenizer.json, 0 where there is none.
+    pub(super) fn tokenizer_bytes(&self) -> u64 {
+        let name = "tokenizer.json";
+        let listed = self.entries.as_ref().map(|entries| entries.get(name));
+        match listed {
+            Some(None) => 0,
+            Some(Some(Entry { bytes: Some(bytes), .. })) => *bytes,
+            Some(Some(Entry { broken_link: Some(_), .. })) => 0,
+            Some(Some(_)) | None => self.source.file_bytes(name).ok().flatten().unwrap_or(0),
+        }
+    }
+
+    /// Whether only the index can tell which files belong to the model: those whose names say that
+    /// they do are then not listed, or others lie beside them that may.
+    pub(super) fn needs_index(&self) -> bool {
+        let Some(entries) = &self.entries else { return true };
+        let mut shards = entries.keys().filter(|name| name.ends_with(SHARD_SUFFIX)).peekable();
+        shards.peek().is_none() || shards.any(|name| !is_shard_name(name))
+    }
+
+    /// The bytes of the index.
+    pub(super) fn index(&self) -> IndexBytes {
+        match self.small_file(INDEX_FILE) {
+            Ok(Some(bytes)) => IndexBytes::Read(bytes),
+            Ok(None) => IndexBytes::Absent,
+            Err(error) => IndexBytes::Unreadable(error),
+        }
+    }
+
+    /// An index that is not read; whether there is one is known all the same.
+    pub(super) fn index_unread(&self) -> IndexBytes {
+        match self.presence(INDEX_FILE) {
+            Presence::Absent => IndexBytes::Absent,
+            Presence::Here | Presence::Broken(_) | Presence::Unknown => IndexBytes::NotRead,
+        }
+    }
 }
 
-/// Adds the stop tokens of generation_config.json; a file that cannot be read adds none.
-pub(super) fn add_generation_stop_tokens(directory: &Path, stop_tokens: &mut Vec<u32>) {
-    let value: Option<Value> = fs::read(directory.join("generation_config.json"))
-        .ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    stop_tokens.extend(value.iter().flat_map(config::stop_tokens));
-    stop_tokens.sort_unstable();
-    stop_tokens.dedup();
+/// The index as its source gives it.
+pub(super) enum IndexBytes {
+    Read(Vec<u8>),
+    Absent,
+    Unreadable(CatalogueError),
+    /// It was not asked for.
+    NotRead,
+}
+
+fn broken_link(path: PathBuf, target: &Path) -> CatalogueError {
+    CatalogueError::MissingShard { path, named_by: link_text(target) }
+}
+
+fn link_text(target: &Path) -> String {
+    format!("a link to {}, where nothing is", target.display())
 }
 
 /// Reads the header of every shard, in parallel. A promised file that is absent is no error yet:
 /// whether anything in it is needed, only the headers can tell.
 pub(super) fn read_shards<'a>(
-    directory: &Path,
-    index: Option<&'a [u8]>,
+    files: &Files<'_>,
+    index: &'a IndexBytes,
 ) -> Result<ReadShards<'a>, CatalogueError> {
-    let mut warnings = Vec::new();
-    let mut present = shard_files(directory)?;
-    let index = parse_index(index, present.len(), &mut warnings);
+    let source = files.source;
+    let mut present = BTreeSet::new();
     let mut absent = BTreeMap::new();
-    for (name, named_by) in promised_files(&present, index.as_ref()) {
-        if directory.join(&name).is_file() {
-            present.insert(name);
-        } else {
-            absent.entry(name).or_insert(named_by);
+    for name in files.entries.iter().flat_map(BTreeMap::keys).filter(|name| is_shard_name(name)) {
+        match files.presence(name) {
+            Presence::Broken(target) => {
+                absent.insert(name.clone(), link_text(&target));
+            }
+            Presence::Here | Presence::Absent | Presence::Unknown => {
+                present.insert(name.clone());
+            }
         }
     }
-    if present.is_empty() {
+    let mut warnings = Vec::new();
+    let index = parse_index(index, present.len(), &mut warnings);
+    if files.entries.is_none() && index.is_none() {
+        present.insert(ONLY_SHARD.to_owned());
+    }
+    // Who says that a file should exist which turns out not to when it is read.
+    let mut promises: HashMap<String, String> = HashMap::new();
+    for (name, named_by) in promised_files(&present, index.as_ref()) {
+        match files.presence(&name) {
+            Presence::Here if name.ends_with(SHARD_SUFFIX) => {
+                present.insert(name);
+            }
+            Presence::Here => {}
+            Presence::Unknown => {
+                present.insert(name.clone());
+                promises.entry(name).or_insert(named_by);
+            }
+            Presence::Broken(target) => {
+                absent.entry(name).or_insert_with(|| link_text(&target));
+            }
+            Presence::Absent => {
+                absent.entry(name).or_insert(named_by);
+            }
+        }
+    }
+    let mut names = Vec::with_capacity(present.len());
+    let mut headers = Vec::with_capacity(present.len());
+    for (name, header) in read_headers(source, present)? {
+        if let Some(header) = header {
+            names.push(name);
+            headers.push(header);
+        } else if let Some(named_by) = promises.remove(&name) {
+            absent.entry(name).or_insert(named_by);
+        } else if files.entries.is_some() {
+            absent.insert(name, "it was listed, and gone when it was to be read".to_owned());
+        }
+    }
+    if names.is_empty() {
         return Err(match absent.pop_first() {
             Some((name, named_by)) => {
-                CatalogueError::MissingShard { path: directory.join(name), named_by }
+                CatalogueError::MissingShard { path: source.locate(&name), named_by }
             }
-            None => CatalogueError::NoShards { directory: directory.to_owned() },
+            None => CatalogueError::NoShards { directory: source.label().to_owned() },
         });
     }
-    let names: Vec<String> = present.into_iter().collect();
-    let headers = names
-        .par_iter()
-        .map(|name| {
-            let path = directory.join(name);
-            let header = read_header(&path)
-                .map_err(|source| CatalogueError::Header { path: path.clone(), source })?;
-            match unknown_container(&header) {
-                Some(found) => Err(CatalogueError::UnknownContainer { path, found }),
-                None => Ok(header),
-            }
-        })
-        .collect::<Result<Vec<_>, _>>()?;
     Ok(ReadShards { names, headers, absent, index, warnings })
 }
 
-impl ReadShards<'_> {
+/// The headers of these files, several at a time, in the order of their names; `None` for one that
+/// turns out not to exist. Of several errors the first by name is returned.
+fn read_headers(
+    source: &dyn Source,
+    names: BTreeSet<String>,
+) -> Result<Vec<(String, Option<ShardHeader>)>, CatalogueError> {
+    let read = |name: String| {
+        let header = match source.header(&name).and_then(|bytes| bytes.parse()) {
+            Ok(header) => header,
+            Err(HeaderError::Io(error)) if error.kind() == ErrorKind::NotFound => {
+                return Ok((name, None));
+            }
+            Err(error) => {
+                return Err(CatalogueError::Header { path: source.locate(&name), source: error });
+            }
+        };
+        match unknown_container(&header) {
+            Some(found) => {
+                Err(CatalogueError::UnknownContainer { path: source.locate(&name), found })
+            }
+            None => Ok((name, Some(header))),
+        }
+    };
+    let names: Vec<String> = names.into_iter().collect();
+    let all = || -> Vec<Result<_, _>> { names.into_par_iter().with_max_len(1).map(read).collect() };
+    let own_pool = source
+        .parallel_reads()
+        .and_then(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().ok());
+    let results = match own_pool {
+        Some(pool) => pool.install(all),
+        None => all(),
+    };
+    results.into_iter().collect()
+}
+
+impl<'a> ReadShards<'a> {
+    /// Adds what an index says that was not read at first: which files are absent, and which tensor
+    /// should be in which file.
+    pub(super) fn consult(&mut self, files: &Files<'_>, index: &'a IndexBytes) {
+        let present: BTreeSet<String> = self.names.iter().cloned().collect();
+        let index = parse_index(index, present.len(), &mut self.warnings);
+        for (name, named_by) in promised_files(&present, index.as_ref()) {
+            match files.presence(&name) {
+                Presence::Here | Presence::Unknown => {}
+                Presence::Broken(target) => {
+                    self.absent.entry(name).or_insert_with(|| link_text(&target));
+                }
+                Presence::Absent => {
+                    self.absent.entry(name).or_insert(named_by);
+                }
+            }
+        }
+        self.index = index;
+    }
+
     /// The absent file that explains why a tensor is missing: the one that the index says holds it,
     /// or, where the index does not know the tensor, the first.
-    pub(super) fn blame(&self, directory: &Path, error: CatalogueError) -> CatalogueError {
+    pub(super) fn blame(&self, source: &dyn Source, error: CatalogueError) -> CatalogueError {
         let CatalogueError::MissingTensor { tensor, .. } = &error else { return error };
         let holder = self.index.as_ref().and_then(|index| index.weight_map.get(tensor.as_str()));
         let absent = match holder {
@@ -127,7 +300,7 @@ impl ReadShards<'_> {
         };
         match absent {
             Some((name, named_by)) => CatalogueError::MissingShard {
-                path: directory.join(name),
+                path: source.locate(name),
                 named_by: named_by.clone(),
             },
             None => error,
@@ -198,35 +371,27 @@ fn unknown_container(header: &ShardHeader) -> Option<String> {
         .map(|(key, value)| format!("{key} = {value}"))
 }
 
-/// `model*.safetensors` files of the folder.
-fn shard_files(directory: &Path) -> Result<BTreeSet<String>, CatalogueError> {
-    let io = |source| CatalogueError::Io { path: directory.to_owned(), source };
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(directory).map_err(io)? {
-        let name = entry.map_err(io)?.file_name();
-        if let Some(name) = name.to_str()
-            && name.starts_with("model")
-            && name.ends_with(".safetensors")
-        {
-            names.insert(name.to_owned());
-        }
-    }
-    Ok(names)
+/// Whether a file belongs to the model by its name alone.
+fn is_shard_name(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(SHARD_SUFFIX)
 }
 
 /// The index; `None` with a warning where there is none that can be read.
 fn parse_index<'a>(
-    bytes: Option<&'a [u8]>,
+    bytes: &'a IndexBytes,
     n_present: usize,
     warnings: &mut Vec<Warning>,
 ) -> Option<Index<'a>> {
-    let index = bytes.map(serde_json::from_slice);
-    let finding = match index {
-        Some(Ok(index)) => return Some(index),
-        Some(Err(_)) => format!("{INDEX_FILE} cannot be read as an index"),
+    let finding = match bytes {
+        IndexBytes::Read(bytes) => match serde_json::from_slice(bytes) {
+            Ok(index) => return Some(index),
+            Err(_) => format!("{INDEX_FILE} cannot be read as an index"),
+        },
+        IndexBytes::Unreadable(error) => format!("{INDEX_FILE} cannot be read ({error})"),
         // A model of one file needs none.
-        None if n_present <= 1 => return None,
-        None => format!("{INDEX_FILE} is absent"),
+        IndexBytes::Absent if n_present <= 1 => return None,
+        IndexBytes::Absent => format!("{INDEX_FILE} is absent"),
+        IndexBytes::NotRead => return None,
     };
     warnings.push(Warning { finding, remedy: "nothing: the shard headers are used".to_owned() });
     None
