@@ -28,7 +28,7 @@ pub(crate) enum Outcome {
 }
 
 /// The exit code of a result; prints the error where there is one.
-pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool) -> u8 {
+pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool, json: bool) -> u8 {
     match result {
         Ok(Outcome::Fine) => 0,
         Ok(Outcome::Warnings) => {
@@ -41,95 +41,153 @@ pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool) -> u8 {
         Ok(Outcome::Verdict) => 1,
         Ok(Outcome::Interrupted) => INTERRUPTED,
         Err(error) => {
+            let class = class(&error);
             // A reader that went away, such as `head`, is no error of ours to talk about.
             let is_pipe = error
                 .downcast_ref::<std::io::Error>()
                 .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
             if !is_pipe {
-                render::error(&error);
+                render::error(&error, json.then_some(class.kind));
             }
-            class(&error)
+            class.code()
         }
     }
 }
 
-fn class(error: &anyhow::Error) -> u8 {
-    for cause in error.chain() {
-        let verdict = if let Some(e) = cause.downcast_ref::<CatalogueError>() {
-            Some(catalogue_is_verdict(e))
-        } else if let Some(e) = cause.downcast_ref::<PlanRefusal>() {
-            Some(refusal_is_verdict(e))
-        } else if let Some(e) = cause.downcast_ref::<PlanError>() {
-            Some(plan_is_verdict(e))
-        } else if let Some(e) = cause.downcast_ref::<EngineError>() {
-            Some(engine_is_verdict(e))
-        } else if let Some(e) = cause.downcast_ref::<TextError>() {
-            Some(!matches!(e, TextError::Convert { .. }))
-        } else if let Some(e) = cause.downcast_ref::<ConvertError>() {
-            Some(matches!(e, ConvertError::Requantise { .. } | ConvertError::NotFinite { .. }))
-        } else if cause.downcast_ref::<OracleError>().is_some() {
-            Some(false)
-        } else {
-            None
-        };
-        if let Some(verdict) = verdict {
-            return if verdict { 1 } else { 2 };
-        }
+/// Arguments that cannot be read, or a text that was asked for instead, such as the help.
+pub(crate) fn usage(error: &clap::Error, json: bool) -> u8 {
+    if !error.use_stderr() {
+        render::usage(error);
+        return 0;
+    }
+    if json {
+        render::error(&anyhow::anyhow!("{}", render::usage_text(error)), Some("usage"));
+    } else {
+        render::usage(error);
     }
     2
 }
 
-fn catalogue_is_verdict(error: &CatalogueError) -> bool {
-    match error {
-        CatalogueError::Io { .. } | CatalogueError::NotAModel { .. } => false,
-        CatalogueError::Header { source, .. } => !matches!(source, HeaderError::Io(_)),
-        CatalogueError::Config { .. }
-        | CatalogueError::NoShards { .. }
-        | CatalogueError::MissingShard { .. }
-        | CatalogueError::TensorTwice { .. }
-        | CatalogueError::MissingTensor { .. }
-        | CatalogueError::WrongShape { .. }
-        | CatalogueError::UnknownContainer { .. }
-        | CatalogueError::UnsupportedType { .. } => true,
+/// What an error is to who runs the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Class {
+    /// A stable name, for programs.
+    kind: &'static str,
+    /// About model, machine or plan; otherwise about usage, input or output, or a bug.
+    is_verdict: bool,
+}
+
+impl Class {
+    fn code(self) -> u8 {
+        if self.is_verdict { 1 } else { 2 }
     }
 }
 
-fn refusal_is_verdict(error: &PlanRefusal) -> bool {
+fn verdict(kind: &'static str) -> Class {
+    Class { kind, is_verdict: true }
+}
+
+fn failure(kind: &'static str) -> Class {
+    Class { kind, is_verdict: false }
+}
+
+/// The class of the first cause that has one.
+fn class(error: &anyhow::Error) -> Class {
+    for cause in error.chain() {
+        let class = if let Some(e) = cause.downcast_ref::<CatalogueError>() {
+            catalogue(e)
+        } else if let Some(e) = cause.downcast_ref::<PlanRefusal>() {
+            refusal(e)
+        } else if let Some(e) = cause.downcast_ref::<PlanError>() {
+            plan(e)
+        } else if let Some(e) = cause.downcast_ref::<EngineError>() {
+            engine(e)
+        } else if let Some(e) = cause.downcast_ref::<TextError>() {
+            text(e)
+        } else if let Some(e) = cause.downcast_ref::<ConvertError>() {
+            convert(e)
+        } else if cause.downcast_ref::<OracleError>().is_some() {
+            failure("oracle")
+        } else if cause.downcast_ref::<std::io::Error>().is_some() {
+            failure("io")
+        } else {
+            continue;
+        };
+        return class;
+    }
+    failure("other")
+}
+
+fn catalogue(error: &CatalogueError) -> Class {
     match error {
-        PlanRefusal::DoesNotFit { .. }
-        | PlanRefusal::OverMachine { .. }
-        | PlanRefusal::UnknownMemory { .. } => true,
-        PlanRefusal::BadOption { .. } => false,
+        CatalogueError::Io { .. } => failure("model.io"),
+        CatalogueError::NotAModel { .. } => failure("model.not_a_model"),
+        CatalogueError::Header { source: HeaderError::Io(_), .. } => failure("model.io"),
+        CatalogueError::Header { .. } => verdict("model.header"),
+        CatalogueError::Config { .. } => verdict("model.config"),
+        CatalogueError::NoShards { .. } => verdict("model.no_shards"),
+        CatalogueError::MissingShard { .. } => verdict("model.missing_shard"),
+        CatalogueError::TensorTwice { .. } => verdict("model.tensor_twice"),
+        CatalogueError::MissingTensor { .. } => verdict("model.missing_tensor"),
+        CatalogueError::WrongShape { .. } => verdict("model.wrong_shape"),
+        CatalogueError::UnknownContainer { .. } => verdict("model.unknown_container"),
+        CatalogueError::UnsupportedType { .. } => verdict("model.unsupported_type"),
     }
 }
 
-fn plan_is_verdict(error: &PlanError) -> bool {
+fn refusal(error: &PlanRefusal) -> Class {
     match error {
-        PlanError::Io { .. } | PlanError::Serialize { .. } => false,
-        PlanError::Parse { .. }
-        | PlanError::Version { .. }
-        | PlanError::OtherModel { .. }
-        | PlanError::Invalid { .. }
-        | PlanError::LedgerMismatch { .. }
-        | PlanError::OverBudget { .. } => true,
+        PlanRefusal::DoesNotFit { .. } => verdict("plan.does_not_fit"),
+        PlanRefusal::OverMachine { .. } => verdict("plan.over_machine"),
+        PlanRefusal::UnknownMemory { .. } => verdict("plan.unknown_memory"),
+        PlanRefusal::BadOption { .. } => failure("usage"),
     }
 }
 
-fn engine_is_verdict(error: &EngineError) -> bool {
+fn plan(error: &PlanError) -> Class {
     match error {
-        EngineError::Plan(e) => plan_is_verdict(e),
-        EngineError::Memory(_)
-        | EngineError::Isa(_)
-        | EngineError::TooManyActive { .. }
-        | EngineError::NotANumber
-        | EngineError::ContextFull { .. } => true,
-        EngineError::Read(e) => matches!(e, tierkeep_engine::ReadError::Changed { .. }),
-        EngineError::Threads(_)
-        | EngineError::Matrix(_)
-        | EngineError::Unbound { .. }
-        | EngineError::MixedAttention
-        | EngineError::Interrupted
-        | EngineError::Empty
-        | EngineError::UnknownToken { .. } => false,
+        PlanError::Io { .. } => failure("plan.io"),
+        PlanError::Serialize { .. } => failure("plan.serialize"),
+        PlanError::Parse { .. } => verdict("plan.parse"),
+        PlanError::Version { .. } => verdict("plan.version"),
+        PlanError::OtherModel { .. } => verdict("plan.other_model"),
+        PlanError::Invalid { .. } => verdict("plan.invalid"),
+        PlanError::LedgerMismatch { .. } => verdict("plan.ledger_mismatch"),
+        PlanError::OverBudget { .. } => verdict("plan.over_budget"),
+    }
+}
+
+fn engine(error: &EngineError) -> Class {
+    match error {
+        EngineError::Plan(e) => plan(e),
+        EngineError::Memory(_) => verdict("engine.memory"),
+        EngineError::Isa(_) => verdict("engine.isa"),
+        EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),
+        EngineError::NotANumber => verdict("engine.not_a_number"),
+        EngineError::ContextFull { .. } => verdict("engine.context_full"),
+        EngineError::Read(tierkeep_engine::ReadError::Changed { .. }) => verdict("engine.changed"),
+        EngineError::Read(_) => failure("engine.read"),
+        EngineError::Threads(_) => failure("engine.threads"),
+        EngineError::Matrix(_) => failure("engine.matrix"),
+        EngineError::Unbound { .. } => failure("engine.unbound"),
+        EngineError::MixedAttention => failure("engine.mixed_attention"),
+        EngineError::Interrupted => failure("engine.interrupted"),
+        EngineError::Empty => failure("engine.empty"),
+        EngineError::UnknownToken { .. } => failure("engine.unknown_token"),
+    }
+}
+
+fn text(error: &TextError) -> Class {
+    match error {
+        TextError::Convert { .. } => failure("text.convert"),
+        _ => verdict("text"),
+    }
+}
+
+fn convert(error: &ConvertError) -> Class {
+    match error {
+        ConvertError::Requantise { .. } => verdict("convert.requantise"),
+        ConvertError::NotFinite { .. } => verdict("convert.not_finite"),
+        _ => failure("convert"),
     }
 }

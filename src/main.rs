@@ -17,7 +17,10 @@ use clap::Parser;
 use crate::commands::Context;
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(exit::usage(&error, asks_for_json())),
+    };
     let interrupted = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&interrupted);
     // A second interrupt does not wait for anything to be saved.
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
     });
     let context = Context {
         json: cli.json,
+        style: style(),
         interrupted,
         data_dir: data_dir(),
         program: std::env::current_exe().ok(),
@@ -37,7 +41,19 @@ fn main() -> ExitCode {
         render::note(&format!("interrupts will not save the usage history: {error}"));
     }
     let result = commands::run(&cli.verb, &context);
-    ExitCode::from(exit::code(result, cli.strict))
+    ExitCode::from(exit::code(result, cli.strict, cli.json))
+}
+
+/// Whether `--json` is among arguments that could not be read.
+fn asks_for_json() -> bool {
+    std::env::args_os().any(|argument| argument == "--json")
+}
+
+/// How text is set: `COLUMNS` where there is no terminal to ask, and no colour under `NO_COLOR`.
+fn style() -> render::Style {
+    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    render::Style::of_output(columns, is_plain)
 }
 
 /// The user's data folder, by the XDG convention; on Windows and macOS their own.

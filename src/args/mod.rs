@@ -71,3 +71,37 @@ pub(crate) enum Verb {
     #[command(after_help = "Example:\n  tierkeep demo")]
     Demo(DemoArgs),
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+    use crate::render::testing::snapshot;
+
+    #[test]
+    fn arguments_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
+
+    /// What `--help` says, of every verb.
+    #[test]
+    fn help() {
+        let verbs: Vec<String> =
+            Cli::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        for verb in std::iter::once("tierkeep").chain(verbs.iter().map(String::as_str)) {
+            snapshot(&format!("help-{verb}"), |style| {
+                let mut cli = Cli::command().term_width(usize::from(style.width));
+                // Names and settings of the whole reach the verbs when the whole is built.
+                cli.build();
+                let command = match cli.find_subcommand_mut(verb) {
+                    Some(command) => command,
+                    None => &mut cli,
+                };
+                let help = command.render_long_help();
+                let text = if style.colour { help.ansi().to_string() } else { help.to_string() };
+                text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+            });
+        }
+    }
+}

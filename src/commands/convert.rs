@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
     if context.json {
         render::json(&report)?;
     } else {
-        render::conversion(&args.out, &report)?;
+        render::data(&render::conversion(&args.out, &report, context.style))?;
     }
     Ok(Outcome::Fine)
 }

@@ -31,8 +31,8 @@ pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
             "schema_version": 1, "facts": facts, "checks": all,
         }))?;
     } else {
-        render::facts(&facts)?;
-        render::checks(args.model.as_deref(), &all)?;
+        render::data(&render::facts(&facts, context.style))?;
+        render::data(&render::checks(args.model.as_deref(), &all, context.style))?;
     }
     let any = |status| all.iter().any(|c: &Check| c.status == status);
     Ok(if any(Status::Fail) {

@@ -18,12 +18,15 @@ use anyhow::Result;
 
 use crate::args::Verb;
 use crate::exit::Outcome;
+use crate::render::Style;
 
 /// What every verb may need of the world.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// JSON on standard output.
     pub(crate) json: bool,
+    /// How text is set on standard output.
+    pub(crate) style: Style,
     /// Set by an interrupt.
     pub(crate) interrupted: Arc<AtomicBool>,
     /// The user's data folder.

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
     if context.json {
         render::json(&plan)?;
     } else {
-        render::plan(&plan, &model)?;
+        render::data(&render::plan(&plan, &model, context.style))?;
         if let Some(output) = &args.output {
             render::next(&format!(
                 "written to {0}; next: tierkeep run {0} -p \"...\"",

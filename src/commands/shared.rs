@@ -116,9 +116,11 @@ pub(crate) fn verdict(context: &Context, model: &Path, error: anyhow::Error) -> 
         return Err(error);
     };
     if context.json {
-        render::json(&render::does_not_fit_json(model, result))?;
+        let message = error.to_string();
+        render::note(&format!("error: {message}"));
+        render::json(&render::does_not_fit_json(model, &message, result))?;
     } else {
-        render::does_not_fit(model, result)?;
+        render::data(&render::does_not_fit(model, result, context.style))?;
     }
     Ok(Outcome::Verdict)
 }

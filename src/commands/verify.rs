@@ -42,7 +42,8 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
             "cases": reports,
         }))?;
     } else {
-        render::verification(&args.model, &plan, &oracle, &reports, holds)?;
+        let style = context.style;
+        render::data(&render::verification(&args.model, &plan, &oracle, &reports, holds, style))?;
     }
     Ok(if holds { Outcome::Fine } else { Outcome::Verdict })
 }

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::Result;
 use tierkeep_engine::convert::ConvertReport;
 
-use super::{data, table};
+use super::{Style, table};
 
 /// Bytes and error by class.
-pub(crate) fn conversion(out: &Path, report: &ConvertReport) -> Result<()> {
-    let mut rows =
-        table::table(&["class", "weights", "in", "out", "mean row error", "worst row error"]);
+pub(crate) fn conversion(out: &Path, report: &ConvertReport, style: Style) -> String {
+    let mut rows = table::table(
+        style,
+        &["class", "weights", "in", "out", "mean row error", "worst row error"],
+    );
     for class in &report.classes {
         let error = |e: Option<f64>| e.map_or_else(|| "-".to_owned(), super::percent);
         rows.add_row([
@@ -25,7 +26,7 @@ pub(crate) fn conversion(out: &Path, report: &ConvertReport) -> Result<()> {
     for column in 1..=5 {
         table::right(&mut rows, column);
     }
-    data(&format!(
+    format!(
         "{}\n{} written to {} in {} files, {} of it padding; read {}\nnext: tierkeep doctor {}\n",
         table::text(&rows),
         report.bytes_out,
@@ -34,5 +35,5 @@ pub(crate) fn conversion(out: &Path, report: &ConvertReport) -> Result<()> {
         report.padding_bytes,
         report.bytes_in,
         out.display()
-    ))
+    )
 }

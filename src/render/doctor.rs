@@ -3,16 +3,16 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use anyhow::Result;
 use tierkeep_doctor::{Fact, Facts};
 use tierkeep_plans::checks::{Check, Status};
 use tierkeep_plans::units::Bytes;
 
-use super::{data, table};
+use super::style::Tone;
+use super::{Style, table};
 
 /// The machine, one fact a row, each with its source.
-pub(crate) fn facts(facts: &Facts) -> Result<()> {
-    let mut rows = table::table(&["machine", "", "source"]);
+pub(crate) fn facts(facts: &Facts, style: Style) -> String {
+    let mut rows = table::table(style, &["machine", "", "source"]);
     let mut row = |name: &str, (value, source): (String, String)| {
         rows.add_row([name.to_owned(), value, source]);
     };
@@ -59,7 +59,7 @@ pub(crate) fn facts(facts: &Facts) -> Result<()> {
             }
         }
     }
-    data(&table::text(&rows))
+    table::text(&rows)
 }
 
 /// A fact's value and its source.
@@ -85,18 +85,18 @@ fn rate(fact: &Fact<f64>) -> (String, String) {
 }
 
 /// The checks, one a row.
-pub(crate) fn checks(model: Option<&Path>, checks: &[Check]) -> Result<()> {
-    let mut rows = table::table(&["check", "", "finding", "remedy"]);
+pub(crate) fn checks(model: Option<&Path>, checks: &[Check], style: Style) -> String {
+    let mut rows = table::table(style, &["check", "", "finding", "remedy"]);
     for check in checks {
         let status = match check.status {
-            Status::Ok => "ok",
-            Status::Warn => "warn",
-            Status::Fail => "FAIL",
-            Status::Skip => "skip",
+            Status::Ok => Tone::Ok.cell("ok"),
+            Status::Warn => Tone::Warn.cell("warn"),
+            Status::Fail => Tone::Fail.cell("FAIL"),
+            Status::Skip => Tone::Plain.cell("skip"),
         };
-        rows.add_row([check.id, status, &check.finding, &check.remedy]);
+        let plain = |text: &str| Tone::Plain.cell(text);
+        rows.add_row([plain(check.id), status, plain(&check.finding), plain(&check.remedy)]);
     }
-    data(&format!("\n{}", table::text(&rows)))?;
     let next = match model {
         Some(model) if checks.iter().all(|c| c.status != Status::Fail) => {
             format!("\nnext: tierkeep plan {} --ram SIZE -o plan.toml\n", model.display())
@@ -104,5 +104,5 @@ pub(crate) fn checks(model: Option<&Path>, checks: &[Check]) -> Result<()> {
         Some(_) => String::new(),
         None => "\nnext: tierkeep doctor MODEL\n".to_owned(),
     };
-    data(&next)
+    format!("\n{}{next}", table::text(&rows))
 }

@@ -1,5 +1,8 @@
 //! Everything that is printed. Data go to standard output, everything else to standard error;
 //! nothing here computes what it shows.
+//!
+//! What has a layout is a pure function from data and a [`Style`] to text, which
+//! [`data`] prints: so snapshot tests see what a person sees.
 
 mod answer;
 mod bar;
@@ -8,7 +11,10 @@ mod demo;
 mod doctor;
 mod plan;
 mod run;
+mod style;
 mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 mod verification;
 
 use std::io::{self, Write};
@@ -23,6 +29,7 @@ pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_
 pub(crate) use doctor::{checks, facts};
 pub(crate) use plan::{does_not_fit, does_not_fit_json, plan, plan_in_brief};
 pub(crate) use run::{run_json, run_report, run_warnings};
+pub(crate) use style::Style;
 pub(crate) use verification::verification;
 
 /// Prints data.
@@ -53,9 +60,34 @@ pub(crate) fn warning(text: &str) {
     note(&format!("warning: {text}"));
 }
 
-/// Prints an error with its causes.
-pub(crate) fn error(error: &anyhow::Error) {
-    note(&format!("error: {}", causes(error)));
+/// Prints an error with its causes; under `--json` as an object on standard output too, which
+/// `kind` names for programs.
+pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>) {
+    let message = causes(error);
+    note(&format!("error: {message}"));
+    if let Some(kind) = kind {
+        // Who does not read standard output has the message from standard error.
+        let _ = json(&error_json(kind, &message));
+    }
+}
+
+/// An error as programs read it.
+pub(crate) fn error_json(kind: &str, message: &str) -> serde_json::Value {
+    serde_json::json!({
+        "schema_version": 1,
+        "error": { "kind": kind, "message": message },
+    })
+}
+
+/// Prints what the arguments' parser says: an error, the help or the version.
+pub(crate) fn usage(error: &clap::Error) {
+    let _ = error.print();
+}
+
+/// The same as text, without the word that begins it.
+pub(crate) fn usage_text(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    text.trim_start_matches("error: ").trim_end().to_owned()
 }
 
 /// An error and its causes on one line; a cause that its error repeats is left out.

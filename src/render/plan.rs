@@ -3,18 +3,19 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Result;
+use serde_json::{Value, json};
 use tierkeep_plans::budget::Ledger;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
 use tierkeep_plans::plan::{Plan, Range};
 use tierkeep_plans::units::Bytes;
 
-use super::{data, note, percent, speed, table};
+use super::style::Tone;
+use super::{Style, note, percent, speed, table};
 
 /// The ledger with its sum, line by line.
-fn ledger(ledger: &Ledger, budget: Bytes) -> String {
-    let mut rows = table::table(&["ledger", "bytes", "", "what it is"]);
+fn ledger(ledger: &Ledger, budget: Bytes, style: Style) -> String {
+    let mut rows = table::table(style, &["ledger", "bytes", "", "what it is"]);
     for line in &ledger.0 {
         rows.add_row([
             line.line.name().to_owned(),
@@ -55,51 +56,62 @@ fn range(range: Range, show: fn(f64) -> String) -> String {
 }
 
 /// A plan for people.
-pub(crate) fn plan(plan: &Plan, model: &Catalogue) -> Result<()> {
+pub(crate) fn plan(plan: &Plan, model: &Catalogue, style: Style) -> String {
     let spec = &model.spec;
     let n_experts: usize = spec.expert_layers().map(|l| model.layer_experts(l).len()).sum();
     let slots = &plan.placement.slots;
     let n_slots: u64 = slots.caps.iter().map(|&c| u64::from(c)).sum();
-    let mut text = format!(
-        "{}: {}, {} in {} files, {} routed experts in {} layers\n",
-        plan.model.directory.display(),
-        plan.model.family,
-        plan.model.total_bytes,
-        model.shards.len(),
-        n_experts,
-        spec.expert_layers().count(),
+    let title = format!("{}: ", plan.model.directory.display());
+    let mut text = style.paragraph(
+        "",
+        &format!(
+            "{title}{}, {} in {} files, {n_experts} routed experts in {} layers",
+            plan.model.family,
+            plan.model.total_bytes,
+            model.shards.len(),
+            spec.expert_layers().count(),
+        ),
     );
-    let _ =
-        writeln!(text, "budget {} ({})\n", plan.request.budget_bytes, plan.request.budget_source);
-    text += &ledger(&plan.ledger, plan.request.budget_bytes);
-    let _ = writeln!(
-        text,
-        "\nslots       {n_slots} of {n_experts} experts: {}",
-        caps(&slots.caps, |l| spec.is_expert_layer(l))
-    );
+    let request = &plan.request;
+    let budget = format!("{} ({})", request.budget_bytes, request.budget_source);
+    text += &style.paragraph("budget ", &budget);
+    text.push('\n');
+    text += &ledger(&plan.ledger, request.budget_bytes, style);
+    text.push('\n');
+    let caps = caps(&slots.caps, |l| spec.is_expert_layer(l));
+    text += &style.paragraph("slots   ", &format!("{n_slots} of {n_experts} experts: {caps}"));
     let n_pins: usize = slots.pins.iter().map(Vec::len).sum();
-    let _ = writeln!(text, "pins        {n_pins}; {}", plan.placement.pins_evidence);
+    text += &style.paragraph("pins    ", &format!("{n_pins}; {}", plan.placement.pins_evidence));
     let settings = &plan.engine;
-    let _ = writeln!(
-        text,
-        "engine      {} threads, {}, exact numerics, context {}, batches of {}",
-        settings.threads, settings.isa, plan.request.context, settings.prefill_batch
+    let settings = format!(
+        "{} threads, {}, exact numerics, context {}, batches of {}",
+        settings.threads, settings.isa, request.context, settings.prefill_batch
     );
-    text += "\nexpected    p10 - p50 - p90\n";
+    text += &style.paragraph("engine  ", &settings);
+    text.push('\n');
+    text += &expected(plan, style);
+    text
+}
+
+/// The prediction and what it rests on.
+fn expected(plan: &Plan, style: Style) -> String {
     let prediction = &plan.prediction;
+    let mut text = style.heading("expected    p10 - p50 - p90");
     let _ = writeln!(text, "  decode    {} tokens/s", range(prediction.decode_tokens_per_s, speed));
     let _ = writeln!(text, "  hit rate  {}", range(prediction.hit_rate, percent));
     let _ = writeln!(
         text,
-        "  a token   touches {}, reads {} from disk; bound by {}",
-        prediction.touched_bytes_per_token, prediction.read_bytes_per_token, prediction.binding
+        "  a token   touches {}, reads {} from disk\n  bound by  {}",
+        prediction.touched_bytes_per_token,
+        prediction.read_bytes_per_token,
+        style.paint(Tone::Strong, &prediction.binding)
     );
-    text += "rests on\n";
+    text += &style.heading("rests on");
     for evidence in &prediction.evidence {
-        let _ = writeln!(text, "  {evidence}");
+        text += &style.paragraph("  ", evidence);
     }
     text.push('\n');
-    data(&text)
+    text
 }
 
 /// A plan in a few lines on standard error, before it is executed.
@@ -117,9 +129,9 @@ pub(crate) fn plan_in_brief(plan: &Plan) {
 }
 
 /// The verdict that a model does not fit, with its ledger and the smallest change.
-pub(crate) fn does_not_fit(model: &Path, result: &DoesNotFit) -> Result<()> {
+pub(crate) fn does_not_fit(model: &Path, result: &DoesNotFit, style: Style) -> String {
     let mut text = format!("{} does not fit in {}\n\n", model.display(), result.budget);
-    text += &ledger(&result.ledger, result.budget);
+    text += &ledger(&result.ledger, result.budget, style);
     let _ = writeln!(
         text,
         "\nthe smallest budget that would do: --ram {} ({}); this ledger has no expert slot",
@@ -131,12 +143,14 @@ pub(crate) fn does_not_fit(model: &Path, result: &DoesNotFit) -> Result<()> {
         }
         None => text += "no context is short enough for this budget\n",
     }
-    data(&text)
+    text
 }
 
-/// The same as JSON.
-pub(crate) fn does_not_fit_json(model: &Path, result: &DoesNotFit) -> serde_json::Value {
-    serde_json::json!({
+/// The same as JSON; `message` is the verdict in a line.
+pub(crate) fn does_not_fit_json(model: &Path, message: &str, result: &DoesNotFit) -> Value {
+    json!({
+        "schema_version": 1,
+        "error": { "kind": "plan.does_not_fit", "message": message },
         "fits": false,
         "model": model,
         "budget_bytes": result.budget,

@@ -1,20 +1,21 @@
-//! Tables that fit the terminal.
+//! Tables that fit the width that they are given.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-/// Width where standard output is no terminal.
-const PLAIN_WIDTH: u16 = 100;
+use super::style::{Style, Tone};
 
-/// A table without rules, which arranges itself to the width of the terminal.
-pub(crate) fn table(header: &[&str]) -> Table {
+/// A table without rules, which arranges itself to the width.
+pub(crate) fn table(style: Style, header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    if table.width().is_none() {
-        table.set_width(PLAIN_WIDTH);
+    // Neither width nor colour is asked of the terminal here: the style says both.
+    table.force_no_tty().set_width(style.width);
+    if style.colour {
+        table.enforce_styling().style_text_only();
     }
     if !header.is_empty() {
-        table.set_header(header.to_vec());
+        table.set_header(header.iter().map(|title| Tone::Heading.cell(title)));
     }
     table
 }

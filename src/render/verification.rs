@@ -3,11 +3,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Result;
 use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, MARGIN, OracleCase};
 use tierkeep_plans::plan::Plan;
 
-use super::{data, table};
+use super::{Style, table};
 
 /// One row a case, then the verdict.
 pub(crate) fn verification(
@@ -16,9 +15,10 @@ pub(crate) fn verification(
     oracle: &[OracleCase],
     reports: &[CaseReport],
     holds: bool,
-) -> Result<()> {
+    style: Style,
+) -> String {
     let mut rows =
-        table::table(&["case", "positions equal", "under margin", "greedy equal", "logits"]);
+        table::table(style, &["case", "positions equal", "under margin", "greedy equal", "logits"]);
     for (at, (case, report)) in oracle.iter().zip(reports).enumerate() {
         let name = match &case.text {
             Some(text) => format!("{at} {:?}", text.chars().take(48).collect::<String>()),
@@ -56,5 +56,5 @@ pub(crate) fn verification(
         plan.engine.threads,
         plan.engine.isa,
     );
-    data(&text)
+    text
 }
