@@ -32,19 +32,26 @@ const SAFE_ROOTS: [&str; 4] =
     ["src/main.rs", "doctor/src/lib.rs", "plans/src/lib.rs", "engine/src/lib.rs"];
 
 /// What of doctor the plans crate may name: types of facts.
-const FACT_TYPES: [&str; 13] = [
+const FACT_TYPES: [&str; 20] = [
     "Fact",
     "Facts",
     "Source",
+    "Cache",
+    "CacheKind",
     "CgroupLimit",
     "CgroupVersion",
+    "CoreKind",
+    "CoreSpeed",
     "CpuFacts",
     "DiskFacts",
     "DiskReadSpeed",
     "FilesystemKind",
     "GpuFact",
     "GpuFacts",
+    "GpuVendor",
+    "HugePagePool",
     "MemoryFacts",
+    "NumaNode",
     "PlatformFacts",
 ];
 

@@ -45,6 +45,7 @@ pub(crate) fn probe(tree: &Tree, affinity: Option<&[usize]>) -> CpuFacts {
         logical_cores,
         usable_threads: usable_threads(tree, info_or_none, online.as_deref(), affinity),
         instruction_sets: instruction_sets(tree, &info),
+        ..CpuFacts::default()
     }
 }
 

@@ -44,7 +44,9 @@ pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> DiskFacts {
             Ok(mount) => rotational(tree, mount),
             Err(reason) => Fact::unknown(reason.clone()),
         },
+        link: Fact::unknown("not looked for yet"),
         read: Fact::default(),
+        reads: Fact::default(),
     }
 }
 
@@ -58,7 +60,9 @@ fn nothing_known(reason: &str) -> DiskFacts {
         free_bytes: Fact::unknown(reason),
         total_bytes: Fact::unknown(reason),
         rotational: Fact::unknown(reason),
+        link: Fact::unknown(reason),
         read: Fact::unknown(reason),
+        reads: Fact::unknown(reason),
     }
 }
 

@@ -57,11 +57,94 @@ pub struct CpuFacts {
     pub physical_cores: Fact<u64>,
     /// Hardware threads that are online.
     pub logical_cores: Fact<u64>,
+    /// Processor packages that hold the online cores.
+    pub sockets: Fact<u64>,
+    /// Whether any core runs more than one hardware thread now.
+    pub smt: Fact<bool>,
+    /// Memory nodes, in ascending order.
+    pub numa_nodes: Fact<Vec<NumaNode>>,
+    /// Kinds of cores, the fast ones first; one entry, [`CoreSpeed::Fast`], where all are alike.
+    pub core_kinds: Fact<Vec<CoreKind>>,
+    /// Caches by level, each kind of a level once, ascending.
+    pub caches: Fact<Vec<Cache>>,
+    /// CPUs that this process may run on (affinity and cpuset), as a list such as `0-3,8`.
+    pub allowed_cpus: Fact<String>,
+    /// The least CPU time that a control group of this process allows, in cores; a known `None` means
+    /// that there is no quota. The detail names the group.
+    pub quota_cores: Fact<Option<f64>>,
     /// Compute threads that this process can keep busy: allowed hardware threads, one per physical
-    /// core, and no more than its CPU quota rounded up. At least 1.
+    /// core, of the fast kind where there are two, and no more than its CPU quota rounded up. At
+    /// least 1. The detail says which limit made it so.
     pub usable_threads: Fact<u64>,
-    /// Instruction sets that matter here, by Rust's names (`avx2`, `avx512vnni`, `dotprod`).
+    /// Instruction sets that matter here, by Rust's names (`avx2`, `avx512vnni`, `dotprod`). The
+    /// detail says whether they were tried or are only advertised.
     pub instruction_sets: Fact<Vec<String>>,
+}
+
+/// A part of memory that is near to some CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumaNode {
+    /// The kernel's number of it.
+    pub id: u32,
+    /// Its CPUs, as a list such as `0-15,32-47`; empty for a node of memory alone.
+    #[serde(default)]
+    pub cpus: String,
+    /// Its memory, where the kernel tells.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+}
+
+/// Which kind of core a hybrid processor's core is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CoreSpeed {
+    /// The fastest kind, or the only one.
+    Fast,
+    /// Any slower kind.
+    Slow,
+}
+
+/// The cores of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoreKind {
+    /// Which kind.
+    pub kind: CoreSpeed,
+    /// Physical cores of it.
+    pub cores: u64,
+    /// Hardware threads on them.
+    pub threads: u64,
+    /// Those threads, as a list such as `0-15`.
+    pub cpus: String,
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheKind {
+    /// Data alone.
+    Data,
+    /// Instructions alone.
+    Instruction,
+    /// Both.
+    Unified,
+}
+
+/// All caches of one level, kind and size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// Its level, 1 being nearest to the core.
+    pub level: u32,
+    /// What it holds.
+    pub kind: CacheKind,
+    /// Size of one.
+    pub bytes: u64,
+    /// Hardware threads that share one.
+    pub shared_by_threads: u64,
+    /// How many there are.
+    pub instances: u64,
 }
 
 /// Main memory and the limits on it.
@@ -85,6 +168,26 @@ pub struct MemoryFacts {
     pub read_bandwidth_bytes_per_s: Fact<f64>,
     /// The same by one thread.
     pub read_bandwidth_one_thread_bytes_per_s: Fact<f64>,
+    /// Pools of explicit huge pages, by page size. What a pool holds is not available to others.
+    pub huge_pages: Fact<Vec<HugePagePool>>,
+    /// The kernel's setting for transparent huge pages: `always`, `madvise` or `never`.
+    pub transparent_huge_pages: Fact<String>,
+    /// What ZFS's own cache (ARC) holds; the kernel does not count it as available.
+    pub zfs_arc_bytes: Fact<u64>,
+    /// Memory that this process may lock; a known `None` means as much as it likes.
+    pub locked_limit_bytes: Fact<Option<u64>>,
+}
+
+/// Explicit huge pages of one size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HugePagePool {
+    /// Size of one page.
+    pub page_bytes: u64,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Pages that nobody holds.
+    pub free: u64,
 }
 
 /// Which control group interface a limit was found in.
@@ -137,8 +240,12 @@ pub struct DiskFacts {
     pub total_bytes: Fact<u64>,
     /// Whether the kernel takes the device for one with moving parts.
     pub rotational: Fact<bool>,
-    /// Random reads past the page cache.
+    /// How the device is attached, such as `PCIe 4.0 x4`, `SATA` or `virtual`.
+    pub link: Fact<String>,
+    /// Random reads past the page cache, at the caller's size and the best queue depth found.
     pub read: Fact<DiskReadSpeed>,
+    /// The same at every size and queue depth that was measured.
+    pub reads: Fact<Vec<DiskReadSpeed>>,
 }
 
 /// What stands between a file and its bytes.
@@ -177,29 +284,57 @@ pub struct DiskReadSpeed {
 pub struct GpuFacts {
     /// NVIDIA devices in the driver's order; unknown where there is no working driver.
     pub nvidia: Fact<Vec<GpuFact>>,
+    /// Devices of other makers, as far as the kernel tells.
+    pub others: Fact<Vec<GpuFact>>,
+}
+
+/// Who made a graphics processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuVendor {
+    /// NVIDIA.
+    #[default]
+    Nvidia,
+    /// AMD.
+    Amd,
+    /// Intel.
+    Intel,
 }
 
 /// One graphics processor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct GpuFact {
-    /// The driver's index of it.
+    /// The driver's index of it, from 0 for each vendor.
     pub index: u32,
+    /// Who made it.
+    pub vendor: GpuVendor,
     /// The maker's name for it.
-    #[serde(default)]
     pub name: Fact<String>,
-    /// Its memory.
-    #[serde(default)]
+    /// The driver's unique name for this very device.
+    pub uuid: Fact<String>,
+    /// Its own memory, what the driver reserves included. Unknown where it has none.
     pub memory_total_bytes: Fact<u64>,
-    /// Its memory that no process holds.
-    #[serde(default)]
+    /// Its memory that no process holds and the driver does not reserve.
     pub memory_free_bytes: Fact<u64>,
+    /// What the driver keeps of its memory for itself.
+    pub memory_reserved_bytes: Fact<u64>,
+    /// Reading of its own memory. An estimate: clock times bus width.
+    pub memory_bandwidth_bytes_per_s: Fact<f64>,
+    /// Whether its memory is the system's: then it must not be counted a second time.
+    pub is_unified: Fact<bool>,
+    /// Generation of the PCIe link at its best.
+    pub link_generation: Fact<u32>,
+    /// Lanes of the PCIe link.
+    pub link_width: Fact<u32>,
+    /// What the link carries one way. An estimate: generation times lanes, less encoding.
+    pub link_bytes_per_s: Fact<f64>,
     /// CUDA compute capability, such as `9.0`.
-    #[serde(default)]
     pub compute_capability: Fact<String>,
     /// Version of the driver.
-    #[serde(default)]
     pub driver_version: Fact<String>,
+    /// Whether the device is divided: `enabled`, `disabled`, or `not supported`.
+    pub mig: Fact<String>,
 }
 
 /// Operating system and what it runs in.

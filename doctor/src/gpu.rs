@@ -15,7 +15,7 @@ pub(crate) fn probe() -> GpuFacts {
         Ok(nvml) => devices(&nvml),
         Err(error) => Fact::unknown(format!("no NVIDIA driver: {}", one_line(&error))),
     };
-    GpuFacts { nvidia }
+    GpuFacts { nvidia, others: Fact::unknown("not looked for yet") }
 }
 
 /// Drivers install the library under its versioned name; the plain one comes with developer files.
@@ -56,6 +56,7 @@ fn device(nvml: &Nvml, index: u32, driver_version: Fact<String>) -> GpuFact {
                 )
                 .map(|capability| format!("{}.{}", capability.major, capability.minor)),
                 driver_version,
+                ..GpuFact::default()
             }
         }
         Err(error) => {
@@ -67,6 +68,7 @@ fn device(nvml: &Nvml, index: u32, driver_version: Fact<String>) -> GpuFact {
                 memory_free_bytes: Fact::unknown(reason.clone()),
                 compute_capability: Fact::unknown(reason),
                 driver_version,
+                ..GpuFact::default()
             }
         }
     }

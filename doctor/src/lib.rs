@@ -19,15 +19,18 @@ pub mod parse;
 mod platform;
 mod probe;
 pub mod process;
+mod saved;
 mod tree;
 
 pub use disk::filesystem_kind;
 pub use fact::{Fact, Source};
 pub use facts::{
-    CgroupLimit, CgroupVersion, CpuFacts, DiskFacts, DiskReadSpeed, Facts, FilesystemKind, GpuFact,
-    GpuFacts, MemoryFacts, PlatformFacts, SCHEMA_VERSION,
+    Cache, CacheKind, CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, CpuFacts, DiskFacts,
+    DiskReadSpeed, Facts, FilesystemKind, GpuFact, GpuFacts, GpuVendor, HugePagePool, MemoryFacts,
+    NumaNode, PlatformFacts, SCHEMA_VERSION,
 };
 pub use probe::Probe;
+pub use saved::{MAX_FILE_BYTES, SavedFactsError};
 
 /// Reason given for what is only looked for on Linux.
 const NOT_SUPPORTED: &str = "not supported on this platform yet";

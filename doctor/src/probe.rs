@@ -120,7 +120,10 @@ impl Probe {
         let gpus = if tree.is_live() {
             gpu::probe()
         } else {
-            GpuFacts { nvidia: Fact::unknown("a recorded tree has no GPU driver to ask") }
+            GpuFacts {
+                nvidia: Fact::unknown("a recorded tree has no GPU driver to ask"),
+                others: Fact::unknown("not looked for yet"),
+            }
         };
         if self.is_measuring {
             progress("measuring memory bandwidth");

@@ -172,6 +172,7 @@ fn everything() -> Facts {
             memory_free_bytes: Fact::unknown("busy"),
             compute_capability: Fact::read("9.0".to_owned(), "x"),
             driver_version: Fact::read("570.1".to_owned(), "x"),
+            ..GpuFact::default()
         }],
         "x",
     );
