@@ -18,4 +18,5 @@ pub mod simulate;
 pub mod spec;
 pub mod units;
 pub mod usage;
+pub mod what_if;
 mod whole_file;

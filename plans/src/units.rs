@@ -142,6 +142,70 @@ impl FromStr for SizeRequest {
     }
 }
 
+/// Bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rate(pub f64);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scale, unit) = match self.0 {
+            v if v < 1e6 => (1e3, "kB/s"),
+            v if v < 1e9 => (1e6, "MB/s"),
+            v if v < 1e12 => (1e9, "GB/s"),
+            _ => (1e12, "TB/s"),
+        };
+        let value = self.0 / scale;
+        let digits = if value < 100.0 { 1 } else { 0 };
+        f.pad(&format!("{value:.digits$} {unit}"))
+    }
+}
+
+/// Why a rate could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read {text:?} as a rate: write 7GB/s, 500MB/s or 10Gbit/s")]
+pub struct RateError {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Rate {
+    type Err = RateError;
+
+    /// Reads `7GB/s`, `7GiB/s`, `500MB/s`, and in bits `10Gbit/s`, `10Gbps` or `10Gb/s`; more than
+    /// nothing. A unit is needed: a bare number would leave bits and bytes to be guessed.
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let error = || RateError { text: text.to_owned() };
+        let trimmed = text.trim();
+        let split =
+            trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let value: f64 = number.parse().map_err(|_| error())?;
+        let unit = unit.trim();
+        let (amount, is_bits) = match unit.strip_suffix("/s") {
+            Some(amount) if amount.ends_with("bit") => (amount.trim_end_matches("bit"), true),
+            // The field writes a small b for bits and a large one for bytes.
+            Some(amount) if amount.ends_with('b') => (amount.trim_end_matches('b'), true),
+            Some(amount) => (amount.trim_end_matches('B'), false),
+            None => (unit.strip_suffix("bps").ok_or_else(error)?, true),
+        };
+        let factor: f64 = match amount {
+            "" => 1.0,
+            "k" | "K" => 1e3,
+            "M" | "m" => 1e6,
+            "G" | "g" => 1e9,
+            "T" | "t" => 1e12,
+            "Ki" => 1024.0,
+            "Mi" => 1024.0 * 1024.0,
+            "Gi" => 1024.0 * 1024.0 * 1024.0,
+            "Ti" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+            _ => return Err(error()),
+        };
+        let rate = value * factor / if is_bits { 8.0 } else { 1.0 };
+        if rate > 0.0 && rate <= 1e18 { Ok(Self(rate)) } else { Err(error()) }
+    }
+}
+
 /// `bytes` rounded up to the next multiple of `step` (a power of two), saturating.
 #[must_use]
 pub fn round_up(bytes: u64, step: u64) -> u64 {
@@ -170,6 +234,35 @@ mod tests {
         for bad in ["", "GB", "-1GB", "1..2", "20XB", "101%", "1e9", "99999999TB", "nan"] {
             assert!(bad.parse::<SizeRequest>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn rates_are_read_as_users_write_them() {
+        let cases = [
+            ("7GB/s", 7e9),
+            ("7 GB/s", 7e9),
+            ("7G/s", 7e9),
+            ("1.5GiB/s", 1.5 * 1024.0 * 1024.0 * 1024.0),
+            ("500MB/s", 5e8),
+            ("10Gbit/s", 1.25e9),
+            ("10Gbps", 1.25e9),
+            ("100Mb/s", 1.25e7),
+        ];
+        for (text, rate) in cases {
+            assert_eq!(text.parse(), Ok(Rate(rate)), "{text}");
+        }
+        for bad in
+            ["", "7", "7GB", "0GB/s", "-1GB/s", "7XB/s", "nanGB/s", "7GB/h", "/s", "1e99GB/s"]
+        {
+            assert!(bad.parse::<Rate>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rates_are_shown_with_few_digits() {
+        let shown: Vec<String> =
+            [450e3, 93.4e6, 1.31e9, 152.6e9, 3.35e12].map(|r| Rate(r).to_string()).into();
+        assert_eq!(shown, ["450 kB/s", "93.4 MB/s", "1.3 GB/s", "153 GB/s", "3.4 TB/s"]);
     }
 
     #[test]
