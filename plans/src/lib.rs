@@ -10,6 +10,7 @@
 pub mod budget;
 pub mod catalogue;
 pub mod checks;
+pub mod compare;
 pub mod estimate;
 pub mod place;
 pub mod plan;
