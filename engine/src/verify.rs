@@ -144,7 +144,7 @@ fn read_tensors(path: &Path, case: &mut OracleCase) -> Result<(), OracleError> {
     let header = read_header(path)
         .map_err(|source| OracleError::Header { path: path.to_owned(), source })?;
     let read = |name: &str| -> Result<Option<Vec<f32>>, OracleError> {
-        let Some(tensor) = header.tensors.iter().find(|t| t.name == name) else { return Ok(None) };
+        let Some(tensor) = header.tensors().find(|t| t.name == name) else { return Ok(None) };
         let rows = tensor.shape.first().copied();
         if tensor.dtype != DType::F32 || rows != Some(case.prompt.len() as u64) {
             return Err(OracleError::Parse {

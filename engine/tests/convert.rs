@@ -193,10 +193,13 @@ fn read_tensors(directory: &Path) -> BTreeMap<String, (DType, Vec<u64>, Vec<u8>)
         let header = read_header(&path).unwrap();
         let file = fs::read(&path).unwrap();
         assert_eq!(header.metadata["tierkeep.format"], "1");
-        for tensor in header.tensors {
+        for tensor in header.tensors() {
             let at = (header.data_start + tensor.start) as usize;
             let bytes = file[at..at + (tensor.end - tensor.start) as usize].to_vec();
-            assert!(all.insert(tensor.name, (tensor.dtype, tensor.shape, bytes)).is_none());
+            assert!(
+                all.insert(tensor.name.to_owned(), (tensor.dtype, tensor.shape.to_vec(), bytes))
+                    .is_none()
+            );
         }
     }
     all

@@ -22,7 +22,7 @@ use crate::render::{self, Bar};
 /// Opens a model by its folder, with an absolute path so that plans can be run from anywhere.
 pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
     let absolute = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    Ok(Catalogue::open(&absolute)?)
+    Ok(Catalogue::open_cached(&absolute)?)
 }
 
 /// Facts of this machine for a model, measured in this process or only read.

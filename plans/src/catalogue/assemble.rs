@@ -47,7 +47,7 @@ pub(super) fn assemble(
         experts,
         fingerprint: fingerprint(read),
         unrecognised_bytes: found.unrecognised_bytes,
-        n_tensors: read.headers.iter().map(|h| h.tensors.len()).sum(),
+        n_tensors: read.headers.iter().map(|h| h.n_tensors()).sum(),
         tokenizer_bytes: Bytes(0),
         warnings,
         expert_base,
@@ -74,7 +74,7 @@ fn fingerprint(read: &ReadShards<'_>) -> String {
 /// A tensor as found, before its role gives it a logical shape.
 #[derive(Clone, Copy)]
 struct FoundTensor<'a> {
-    raw: &'a RawTensor,
+    raw: RawTensor<'a>,
     span: Span,
 }
 
@@ -99,12 +99,12 @@ impl<'a> Found<'a> {
             unrecognised_bytes: Bytes(0),
         };
         for (index, header) in read.headers.iter().enumerate() {
-            for raw in &header.tensors {
+            for raw in header.tensors() {
                 let bytes = raw.end - raw.start;
                 let span =
                     Span { shard: index as u32, offset: header.data_start + raw.start, bytes };
                 let tensor = FoundTensor { raw, span };
-                let previous = match roles::role_of(spec.family, &raw.name) {
+                let previous = match roles::role_of(spec.family, raw.name) {
                     Some((Role::Padding, _)) => None,
                     Some((Role::Expert { layer, expert, projection }, part)) => {
                         let pieces = found.expert_tensors.entry((layer, expert)).or_default();
@@ -113,14 +113,14 @@ impl<'a> Found<'a> {
                     }
                     Some(key) => found.dense.insert(key, tensor),
                     None => {
-                        found.unrecognised.push(&raw.name);
+                        found.unrecognised.push(raw.name);
                         found.unrecognised_bytes = found.unrecognised_bytes + Bytes(bytes);
                         None
                     }
                 };
                 if let Some(previous) = previous {
                     return Err(CatalogueError::TensorTwice {
-                        tensor: raw.name.clone(),
+                        tensor: raw.name.to_owned(),
                         first: shards[previous.span.shard as usize].path.clone(),
                         second: shards[index].path.clone(),
                     });
@@ -201,9 +201,14 @@ impl<'a> Found<'a> {
         }
         let mut left: Vec<String> =
             self.unrecognised.iter().map(|name| (*name).to_owned()).collect();
-        left.extend(self.dense.values().map(|t| t.raw.name.clone()));
+        left.extend(self.dense.values().map(|t| t.raw.name.to_owned()));
         left.extend(
-            self.expert_tensors.values().flatten().flatten().flatten().map(|t| t.raw.name.clone()),
+            self.expert_tensors
+                .values()
+                .flatten()
+                .flatten()
+                .flatten()
+                .map(|t| t.raw.name.to_owned()),
         );
         left.sort_unstable();
         if let Some(first) = left.first() {
@@ -397,12 +402,14 @@ fn stored_type(
     cols: u64,
 ) -> Result<StoredType, CatalogueError> {
     let wrong_shape = |tensor: FoundTensor<'_>, expected: Vec<u64>| CatalogueError::WrongShape {
-        tensor: tensor.raw.name.clone(),
-        found: tensor.raw.shape.clone(),
+        tensor: tensor.raw.name.to_owned(),
+        found: tensor.raw.shape.to_owned(),
         expected,
     };
-    let unsupported =
-        |found: String| CatalogueError::UnsupportedType { tensor: weight.raw.name.clone(), found };
+    let unsupported = |found: String| CatalogueError::UnsupportedType {
+        tensor: weight.raw.name.to_owned(),
+        found,
+    };
     let float = match weight.raw.dtype {
         DType::F32 => Some(StoredType::F32),
         DType::F16 => Some(StoredType::F16),

@@ -275,12 +275,26 @@ impl Catalogue {
         Self::open_from(&Folder::new(directory))
     }
 
+    /// Reads the model in a folder for those who want what is in it and not what is odd about it: its
+    /// index is not compared with its headers.
+    ///
+    /// # Errors
+    /// As [`Catalogue::open`].
+    pub fn open_cached(directory: &Path) -> Result<Self, CatalogueError> {
+        Self::read(&Folder::new(directory), false)
+    }
+
     /// Reads a model from wherever it is. Its fingerprint, and all else but the paths, are the same
     /// whatever kind of source the bytes come from.
     ///
     /// # Errors
     /// As [`Catalogue::open`].
     pub fn open_from(source: &dyn Source) -> Result<Self, CatalogueError> {
+        Self::read(source, source.index_is_cheap())
+    }
+
+    /// The same, with the index compared with the headers or read only where it must be.
+    fn read(source: &dyn Source, compares_index: bool) -> Result<Self, CatalogueError> {
         let files = Files::list(source)?;
         let config = files.config()?;
         let mut spec = config::arch_spec(&config).map_err(|error| CatalogueError::Config {
@@ -288,7 +302,7 @@ impl Catalogue {
             source: error,
         })?;
         files.add_generation_stop_tokens(&mut spec.stop_tokens);
-        let reads_index = source.index_is_cheap() || files.needs_index();
+        let reads_index = compares_index || files.needs_index();
         let index = if reads_index { files.index() } else { files.index_unread() };
         let late_index;
         let mut read = shards::read_shards(&files, &index)?;

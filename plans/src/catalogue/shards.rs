@@ -329,8 +329,8 @@ impl<'a> ReadShards<'a> {
         let is_present = |file: &str| !self.absent.contains_key(file);
         let count = |header: &ShardHeader| {
             let (mut n_lacking, mut n_listed) = (0, 0);
-            for tensor in header.tensors.iter().filter(|tensor| !is_padding(&tensor.name)) {
-                match index.get(tensor.name.as_str()) {
+            for tensor in header.tensors().filter(|tensor| !is_padding(tensor.name)) {
+                match index.get(tensor.name) {
                     Some(file) => n_listed += usize::from(is_present(&file.0)),
                     None => n_lacking += 1,
                 }

@@ -3,14 +3,16 @@
 //! Format: 8 bytes little-endian header length, that many bytes of JSON, then the data, which the
 //! header must account for exactly: no gaps, no overlaps, nothing past the end.
 
+mod table;
+
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+
+use self::table::TensorTable;
 
 /// Longest header that is read, bytes: the cap of the safetensors library.
 pub const HEADER_CAP_BYTES: u64 = 100_000_000;
@@ -56,14 +58,14 @@ impl DType {
 }
 
 /// One tensor as the header describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawTensor {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawTensor<'h> {
     /// Its published name.
-    pub name: String,
+    pub name: &'h str,
     /// Element type.
     pub dtype: DType,
     /// Dimensions, outermost first.
-    pub shape: Vec<u64>,
+    pub shape: &'h [u64],
     /// First byte, counted from the start of the data.
     pub start: u64,
     /// One past the last byte.
@@ -77,12 +79,24 @@ pub struct ShardHeader {
     pub data_start: u64,
     /// Size of the file.
     pub file_bytes: u64,
-    /// Tensors in file order.
-    pub tensors: Vec<RawTensor>,
     /// The `__metadata__` strings.
     pub metadata: BTreeMap<String, String>,
     /// BLAKE3 of the header's JSON.
     pub hash: [u8; 32],
+    tensors: TensorTable,
+}
+
+impl ShardHeader {
+    /// Its tensors in file order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = RawTensor<'_>> {
+        self.tensors.iter()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn n_tensors(&self) -> usize {
+        self.tensors.len()
+    }
 }
 
 /// Every way in which a header can be wrong.
@@ -198,112 +212,62 @@ impl HeaderError {
     }
 }
 
-#[derive(Deserialize)]
-struct RawEntry {
-    dtype: DType,
-    shape: Vec<u64>,
-    data_offsets: (u64, u64),
-}
-
-/// The header's object in file order, so that a repeated name is seen rather than overwritten.
-#[derive(Default)]
-struct RawHeader {
-    metadata: BTreeMap<String, String>,
-    entries: Vec<(String, RawEntry)>,
-}
-
-impl<'de> Deserialize<'de> for RawHeader {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct HeaderVisitor;
-        impl<'de> Visitor<'de> for HeaderVisitor {
-            type Value = RawHeader;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut header = RawHeader::default();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        header.metadata = map.next_value()?;
-                    } else {
-                        let entry = map.next_value().map_err(|e: A::Error| {
-                            serde::de::Error::custom(format!("tensor {name}: {e}"))
-                        })?;
-                        header.entries.push((name, entry));
-                    }
-                }
-                Ok(header)
-            }
-        }
-        deserializer.deserialize_map(HeaderVisitor)
-    }
-}
-
 /// Parses the JSON of a header and checks it against the size of the file that it came from.
 ///
 /// # Errors
 /// Every variant of [`HeaderError`] but the I/O ones.
 pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<ShardHeader, HeaderError> {
-    let raw: RawHeader =
-        serde_json::from_slice(json).map_err(|e| HeaderError::NotJson { reason: e.to_string() })?;
-    let mut tensors: Vec<RawTensor> = raw
-        .entries
-        .into_iter()
-        .map(|(name, entry)| RawTensor {
-            name,
-            dtype: entry.dtype,
-            shape: entry.shape,
-            start: entry.data_offsets.0,
-            end: entry.data_offsets.1,
-        })
-        .collect();
+    let header_bytes = json.len() as u64;
+    if header_bytes > HEADER_CAP_BYTES {
+        return Err(HeaderError::HeaderTooLarge { header_bytes });
+    }
+    let (mut tensors, metadata) = table::parse(json)?;
     check_names(&tensors)?;
-    tensors.sort_by_key(|t| (t.start, t.end));
+    tensors.sort_by_place();
     let mut expected = 0;
-    for tensor in &tensors {
+    for tensor in tensors.iter() {
         check_tensor(tensor)?;
         if tensor.start != expected {
             return Err(HeaderError::NotContiguous {
-                tensor: tensor.name.clone(),
+                tensor: tensor.name.to_owned(),
                 start: tensor.start,
                 expected,
             });
         }
         expected = tensor.end;
     }
-    let data_start = 8 + json.len() as u64;
+    let data_start = 8 + header_bytes;
     let expected_bytes = data_start.saturating_add(expected);
     if expected_bytes != file_bytes {
         return Err(HeaderError::WrongLength { expected_bytes, actual_bytes: file_bytes });
     }
     let hash = *blake3::hash(json).as_bytes();
-    Ok(ShardHeader { data_start, file_bytes, tensors, metadata: raw.metadata, hash })
+    Ok(ShardHeader { data_start, file_bytes, metadata, hash, tensors })
 }
 
-fn check_names(tensors: &[RawTensor]) -> Result<(), HeaderError> {
+fn check_names(tensors: &TensorTable) -> Result<(), HeaderError> {
     let mut seen = HashSet::with_capacity(tensors.len());
-    match tensors.iter().find(|t| !seen.insert(t.name.as_str())) {
-        Some(twice) => Err(HeaderError::Duplicate { tensor: twice.name.clone() }),
+    match tensors.iter().find(|t| !seen.insert(t.name)) {
+        Some(twice) => Err(HeaderError::Duplicate { tensor: twice.name.to_owned() }),
         None => Ok(()),
     }
 }
 
-fn check_tensor(tensor: &RawTensor) -> Result<(), HeaderError> {
+fn check_tensor(tensor: RawTensor<'_>) -> Result<(), HeaderError> {
     let RawTensor { name, dtype, shape, start, end } = tensor;
+    let (tensor, of_shape) = (|| name.to_owned(), || shape.to_owned());
     if shape.contains(&0) {
-        return Err(HeaderError::ZeroLength { tensor: name.clone(), shape: shape.clone() });
+        return Err(HeaderError::ZeroLength { tensor: tensor(), shape: of_shape() });
     }
-    let range_bytes = end.checked_sub(*start).ok_or_else(|| HeaderError::Reversed {
-        tensor: name.clone(),
-        start: *start,
-        end: *end,
-    })?;
+    let Some(range_bytes) = end.checked_sub(start) else {
+        return Err(HeaderError::Reversed { tensor: tensor(), start, end });
+    };
     let want = shape.iter().try_fold(dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim));
     if want != Some(range_bytes) {
         return Err(HeaderError::ShapeMismatch {
-            tensor: name.clone(),
-            shape: shape.clone(),
-            dtype: *dtype,
+            tensor: tensor(),
+            shape: of_shape(),
+            dtype,
             range_bytes,
         });
     }
@@ -388,7 +352,7 @@ mod tests {
             "b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
             "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
         let header = parse(json, 16).unwrap();
-        assert_eq!(header.tensors.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(header.tensors().map(|t| t.name).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(header.metadata["format"], "pt");
     }
 
@@ -424,6 +388,40 @@ mod tests {
             let error = parse(json, *data_bytes).unwrap_err().to_string();
             assert!(error.contains(expect), "{json}: {error}");
         }
+    }
+
+    #[test]
+    fn more_than_any_model_has_is_refused_before_it_takes_memory() {
+        let shape = vec!["1"; 33].join(",");
+        let entry = |shape: &str| {
+            format!(r#"{{"a":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#)
+        };
+        let error = parse(&entry(&shape), 1).unwrap_err().to_string();
+        assert!(error.contains("tensor a: more than 32 dimensions"), "{error}");
+        let header = parse(&entry(&shape[2..]), 1).unwrap();
+        assert_eq!(header.tensors().next().unwrap().shape.len(), 32);
+
+        let metadata: Vec<String> = (0..10_001).map(|n| format!("\"{n}\":\"\"")).collect();
+        let json = format!(r#"{{"__metadata__":{{{}}}}}"#, metadata.join(","));
+        let error = parse(&json, 0).unwrap_err().to_string();
+        assert!(error.contains("more than 10000 entries of metadata"), "{error}");
+    }
+
+    #[test]
+    fn what_is_said_twice_is_refused() {
+        let field = r#"{"a":{"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4]}}"#;
+        let error = parse(field, 4).unwrap_err().to_string();
+        assert!(error.contains("tensor a: a field is listed twice"), "{error}");
+        let error = parse(r#"{"__metadata__":{},"__metadata__":{}}"#, 0).unwrap_err().to_string();
+        assert!(error.contains("__metadata__ twice"), "{error}");
+    }
+
+    #[test]
+    fn escaped_names_and_fields_nobody_knows_are_read() {
+        let json = r#"{"\u0061\n":{"x":[[{}]],"data_offsets":[0,4],"shape":[],"dtype":"F32"}}"#;
+        let header = parse(json, 4).unwrap();
+        let tensor = header.tensors().next().unwrap();
+        assert_eq!((tensor.name, tensor.shape, tensor.dtype), ("a\n", &[][..], DType::F32));
     }
 
     #[test]
