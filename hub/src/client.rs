@@ -1,0 +1,607 @@
+//! Requests: which proxy and which secret go with them, where redirections lead, how long is waited and
+//! how often tried. What an answer must look like is `range`'s; what it means, `repo`'s and `folder`'s.
+//!
+//! A token goes to the server that it was given for and to no other, redirections included.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ureq::http::{HeaderMap, Uri};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body, Proxy};
+
+use crate::error::HubError;
+use crate::proxy::{Proxies, without_password};
+use crate::range::ContentRange;
+use crate::settings::{Settings, Timing, Token};
+use crate::url::{self, Server};
+
+/// Redirections that are followed.
+const MOST_REDIRECTS: usize = 8;
+/// Longest part that is asked for in one request, bytes: the cap of the safetensors header.
+pub(crate) const PART_CAP_BYTES: u64 = 100_000_008;
+/// The pause within which an interrupt is noticed.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Whose files are asked for: what a refusal is blamed on.
+#[derive(Clone, Debug)]
+pub(crate) enum Context {
+    Repo { repo: String, revision: String, endpoint: String },
+    Folder,
+}
+
+/// One thing that is asked for.
+pub(crate) struct Ask<'a> {
+    pub(crate) url: &'a str,
+    pub(crate) context: &'a Context,
+    /// Whether the answer is a file; else it is one of the hub's own.
+    pub(crate) is_file: bool,
+    /// Only if it is no longer this version.
+    pub(crate) unless: Option<&'a str>,
+}
+
+/// A part of a file.
+pub(crate) struct Part {
+    pub(crate) bytes: Vec<u8>,
+    /// Size of the whole file.
+    pub(crate) total: Option<u64>,
+    pub(crate) validator: Option<String>,
+    /// Where it came from in the end.
+    pub(crate) url: String,
+}
+
+/// A whole small file.
+pub(crate) enum Whole {
+    Changed { bytes: Vec<u8>, validator: Option<String> },
+    Unchanged,
+}
+
+/// Why one try failed.
+enum Failure {
+    /// Another try would fail too.
+    Fatal(HubError),
+    /// Another try may succeed.
+    Passing(Passing),
+}
+
+enum Passing {
+    Stalled,
+    Broken(String),
+    Unreachable(String),
+    /// The server asks to wait.
+    Busy {
+        status: u16,
+        wait: Option<Duration>,
+    },
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        Self::Fatal(error)
+    }
+}
+
+struct Reply {
+    status: u16,
+    /// Where the redirections ended.
+    url: Uri,
+    headers: HeaderMap,
+    /// Sizes that the hub names on the way to its storage.
+    linked_bytes: Option<u64>,
+    body: Body,
+}
+
+/// Sends requests by the settings; shared by the threads that fetch.
+pub(crate) struct Client {
+    direct: Agent,
+    by_proxy: HashMap<String, Agent>,
+    proxies: Proxies,
+    timing: Timing,
+    token: Option<(Server, Token)>,
+    stop: Arc<AtomicBool>,
+    n_requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Client {
+    pub(crate) fn new(settings: &Settings, stop: Arc<AtomicBool>) -> Result<Self, HubError> {
+        let tls = tls_config(settings)?;
+        let agent = |proxy: Option<Proxy>| {
+            let timing = &settings.timing;
+            let config = Agent::config_builder()
+                .proxy(proxy)
+                .tls_config(tls.clone())
+                .http_status_as_error(false)
+                .max_redirects(0)
+                .max_redirects_will_error(false)
+                .timeout_connect(Some(timing.connect))
+                .timeout_per_read(Some(timing.stall))
+                .timeout_per_write(Some(timing.stall))
+                .max_idle_connections(4 * timing.n_parallel)
+                .max_idle_connections_per_host(timing.n_parallel)
+                .user_agent(concat!("tierkeep/", env!("CARGO_PKG_VERSION")))
+                .accept_encoding("identity")
+                .build();
+            Agent::new_with_config(config)
+        };
+        let mut by_proxy = HashMap::new();
+        for (name, url) in
+            [("HTTPS_PROXY", &settings.proxies.https), ("HTTP_PROXY", &settings.proxies.http)]
+        {
+            let Some(url) = url else { continue };
+            let proxy = Proxy::new(url).map_err(|e| HubError::Setting {
+                name,
+                reason: format!("{}: {e}", without_password(url)),
+            })?;
+            by_proxy.insert(url.clone(), agent(Some(proxy)));
+        }
+        let endpoint: Option<Uri> = settings.endpoint.parse().ok();
+        let server = endpoint.as_ref().and_then(Server::of).ok_or_else(|| HubError::Setting {
+            name: "HF_ENDPOINT",
+            reason: format!("{:?} is not a URL such as https://huggingface.co", settings.endpoint),
+        })?;
+        Ok(Self {
+            direct: agent(None),
+            by_proxy,
+            proxies: settings.proxies.clone(),
+            timing: settings.timing.clone(),
+            token: settings.token()?.map(|token| (server, token)),
+            stop,
+            n_requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes of bodies received so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Requests sent so far.
+    pub(crate) fn n_requests(&self) -> u64 {
+        self.n_requests.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn n_parallel(&self) -> usize {
+        self.timing.n_parallel.clamp(1, 64)
+    }
+
+    /// Bytes `start..end` of a file, fewer only where it ends before. `total` is its size as far as
+    /// it is known; an answer that says otherwise is not believed.
+    pub(crate) fn part(
+        &self,
+        ask: &Ask<'_>,
+        start: u64,
+        end: u64,
+        total: Option<u64>,
+    ) -> Result<Part, HubError> {
+        self.with_tries(ask, || {
+            let mut reply = self.send(ask, Some((start, end)))?;
+            match reply.status {
+                206 | 416 => self.read_part(ask, &mut reply, (start, end), total),
+                200 => Err(Failure::Fatal(HubError::NoRanges {
+                    url: url::shown(ask.url),
+                    status: 200,
+                    bytes: reply.length(),
+                })),
+                _ => Err(self.refusal(ask, &reply)),
+            }
+        })
+    }
+
+    fn read_part(
+        &self,
+        ask: &Ask<'_>,
+        reply: &mut Reply,
+        (start, end): (u64, u64),
+        total: Option<u64>,
+    ) -> Result<Part, Failure> {
+        let lie = |what, expected: String, found: String| {
+            let url = url::shown(ask.url);
+            Failure::Fatal(HubError::Contradiction { url, what, expected, found })
+        };
+        let text = reply.header("content-range").unwrap_or_default();
+        let Some(range) = ContentRange::parse(&text) else {
+            let expected = format!("bytes {start}-{}/SIZE", end.saturating_sub(1));
+            return Err(lie("its Content-Range", expected, format!("{text:?}")));
+        };
+        let known = [total, reply.linked_bytes, range.total];
+        let mut totals = known.iter().flatten();
+        if let Some(first) = totals.next()
+            && let Some(other) = totals.find(|t| *t != first)
+        {
+            return Err(lie("its size", first.to_string(), other.to_string()));
+        }
+        let total = known.into_iter().flatten().next();
+        let validator = reply.validator();
+        let url = reply.url.to_string();
+        if reply.status == 416 {
+            // Nothing at or after `start`: true only of a file that ends there.
+            return if range.total.is_some_and(|total| total <= start) {
+                Ok(Part { bytes: Vec::new(), total, validator, url })
+            } else {
+                Err(lie(
+                    "its answer",
+                    "the bytes asked for".to_owned(),
+                    "a refusal (416)".to_owned(),
+                ))
+            };
+        }
+        let Some((first, last)) = range.span.filter(|_| range.answers(start, end)) else {
+            let expected = format!("bytes {start}-{}", end.saturating_sub(1));
+            return Err(lie("the range sent", expected, text));
+        };
+        let length = last - first + 1;
+        if let Some(declared) = reply.length()
+            && declared != length
+        {
+            return Err(lie("its Content-Length", length.to_string(), declared.to_string()));
+        }
+        let bytes = self.read(&mut reply.body, length)?;
+        match u64::try_from(bytes.len()) {
+            Ok(got) if got == length => Ok(Part { bytes, total, validator, url }),
+            Ok(got) if got > length => {
+                Err(lie("the body", format!("{length} bytes"), "longer".to_owned()))
+            }
+            _ => Err(Failure::Passing(Passing::Broken(format!(
+                "{} of {length} bytes came",
+                bytes.len()
+            )))),
+        }
+    }
+
+    /// A whole file of at most `cap` bytes.
+    pub(crate) fn whole(&self, ask: &Ask<'_>, cap_bytes: u64) -> Result<Whole, HubError> {
+        self.with_tries(ask, || {
+            let mut reply = self.send(ask, None)?;
+            match reply.status {
+                200 => {}
+                304 if ask.unless.is_some() => return Ok(Whole::Unchanged),
+                _ => return Err(self.refusal(ask, &reply)),
+            }
+            let length = reply.length();
+            let too_large = |bytes| {
+                let url = url::shown(ask.url);
+                Failure::Fatal(HubError::TooLarge { url, bytes, cap_bytes })
+            };
+            if let Some(length) = length
+                && length > cap_bytes
+            {
+                return Err(too_large(length));
+            }
+            let bytes = self.read(&mut reply.body, length.unwrap_or(cap_bytes))?;
+            let got = bytes.len() as u64;
+            if got > cap_bytes {
+                return Err(too_large(got));
+            }
+            if let Some(length) = length
+                && got != length
+            {
+                let said = format!("{got} of {length} bytes came");
+                return Err(Failure::Passing(Passing::Broken(said)));
+            }
+            Ok(Whole::Changed { bytes, validator: reply.validator() })
+        })
+    }
+
+    /// The size of a file, by asking for its first byte; `None` where the server does not say.
+    pub(crate) fn size(&self, ask: &Ask<'_>) -> Result<Option<u64>, HubError> {
+        self.with_tries(ask, || {
+            let mut reply = self.send(ask, Some((0, 1)))?;
+            match reply.status {
+                200 => Ok(reply.linked_bytes.or_else(|| reply.length())),
+                206 | 416 => {
+                    let text = reply.header("content-range").unwrap_or_default();
+                    // Read, so that the connection can be used again.
+                    self.read(&mut reply.body, 1)?;
+                    Ok(ContentRange::parse(&text).and_then(|range| range.total))
+                }
+                _ => Err(self.refusal(ask, &reply)),
+            }
+        })
+    }
+
+    /// Reads at most one byte more than `expected`.
+    fn read(&self, body: &mut Body, expected: u64) -> Result<Vec<u8>, Failure> {
+        let mut bytes = Vec::new();
+        let mut reader = body.as_reader().take(expected.min(PART_CAP_BYTES).saturating_add(1));
+        let mut chunk = [0; 16 * 1024];
+        loop {
+            self.check_stop()?;
+            match reader.read(&mut chunk) {
+                Ok(0) => return Ok(bytes),
+                Ok(n) => {
+                    bytes.extend_from_slice(chunk.get(..n).unwrap_or_default());
+                    self.bytes.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    return Err(match ureq::Error::from(error) {
+                        ureq::Error::Timeout(_) => Failure::Passing(Passing::Stalled),
+                        other => Failure::Passing(Passing::Broken(plain(&other.to_string()))),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Sends one request and follows where it is sent.
+    fn send(&self, ask: &Ask<'_>, range: Option<(u64, u64)>) -> Result<Reply, Failure> {
+        let not_followed = |to: &str, reason| HubError::Redirect {
+            url: url::shown(ask.url),
+            to: plain(&url::shown(to)),
+            reason,
+        };
+        let mut at: Uri = ask.url.parse().map_err(|_| not_followed(ask.url, "it is not a URL"))?;
+        let mut linked_bytes = None;
+        for _ in 0..=MOST_REDIRECTS {
+            self.check_stop()?;
+            let mut response = self.request(&at, ask, range)?;
+            let status = response.status().as_u16();
+            let headers = response.headers().clone();
+            linked_bytes = linked_bytes.or_else(|| {
+                text_of(&headers, "x-linked-size").and_then(|text| text.parse::<u64>().ok())
+            });
+            if !matches!(status, 301 | 302 | 303 | 307 | 308) {
+                let body = response.into_body();
+                return Ok(Reply { status, url: at, headers, linked_bytes, body });
+            }
+            let location = text_of(&headers, "location").unwrap_or_default();
+            let to = url::join(&at, &location)
+                .ok_or_else(|| not_followed(&location, "it is not a URL"))?;
+            let to_scheme = to.scheme_str().unwrap_or_default();
+            if !["http", "https"].contains(&to_scheme) {
+                return Err(not_followed(&location, "only https and http are spoken").into());
+            }
+            if at.scheme_str() == Some("https") && to_scheme == "http" {
+                return Err(not_followed(&location, "it would leave TLS").into());
+            }
+            // A short body is read, so that the connection can be used again.
+            let _ = response.body_mut().as_reader().take(16 * 1024).read_to_end(&mut Vec::new());
+            at = to;
+        }
+        Err(not_followed(&at.to_string(), "there are too many redirections").into())
+    }
+
+    fn request(
+        &self,
+        uri: &Uri,
+        ask: &Ask<'_>,
+        range: Option<(u64, u64)>,
+    ) -> Result<ureq::http::Response<Body>, Failure> {
+        let server = Server::of(uri);
+        let proxy = server.as_ref().and_then(|server| self.proxies.of(server));
+        let agent = proxy.and_then(|proxy| self.by_proxy.get(proxy)).unwrap_or(&self.direct);
+        let mut request = agent.get(uri);
+        if let Some((server_of_token, token)) = &self.token
+            && server.as_ref() == Some(server_of_token)
+        {
+            request = request.header("authorization", format!("Bearer {}", token.0));
+        }
+        if let Some((start, end)) = range {
+            request = request.header("range", format!("bytes={start}-{}", end.saturating_sub(1)));
+        }
+        match ask.unless.map(|validator| validator.split_once(' ')) {
+            Some(Some(("etag", etag))) => request = request.header("if-none-match", etag),
+            Some(Some(("date", date))) => request = request.header("if-modified-since", date),
+            _ => {}
+        }
+        self.n_requests.fetch_add(1, Ordering::Relaxed);
+        request.call().map_err(|error| self.failure(uri, error))
+    }
+
+    /// What a failed request is to be called.
+    fn failure(&self, uri: &Uri, error: ureq::Error) -> Failure {
+        let host = uri.host().unwrap_or_default().to_owned();
+        let reason = plain(&error.to_string());
+        let unreachable = |reason| Failure::Passing(Passing::Unreachable(reason));
+        match error {
+            ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+                unreachable(format!("no connection within {:?}", self.timing.connect))
+            }
+            ureq::Error::Timeout(_) => Failure::Passing(Passing::Stalled),
+            ureq::Error::HostNotFound => unreachable("its name is not known".to_owned()),
+            ureq::Error::ConnectionFailed => unreachable(reason),
+            ureq::Error::Io(error) => match error.kind() {
+                ErrorKind::ConnectionRefused
+                | ErrorKind::NetworkUnreachable
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NotFound
+                | ErrorKind::AddrNotAvailable => unreachable(plain(&error.to_string())),
+                ErrorKind::TimedOut | ErrorKind::WouldBlock => Failure::Passing(Passing::Stalled),
+                ErrorKind::InvalidData if reason.contains("certificate") => {
+                    Failure::Fatal(HubError::Tls { host, reason })
+                }
+                _ => Failure::Passing(Passing::Broken(plain(&error.to_string()))),
+            },
+            ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::Pem(_) => {
+                Failure::Fatal(HubError::Tls { host, reason })
+            }
+            ureq::Error::ConnectProxyFailed(_) | ureq::Error::InvalidProxyUrl => {
+                unreachable(format!("the proxy says: {reason}"))
+            }
+            _ => Failure::Passing(Passing::Broken(reason)),
+        }
+    }
+
+    /// What a status that is no success means, by the words that the hub adds to it.
+    fn refusal(&self, ask: &Ask<'_>, reply: &Reply) -> Failure {
+        let status = reply.status;
+        let said = reply.header("x-error-message").map_or_else(String::new, |text| plain(&text));
+        let code = reply.header("x-error-code").unwrap_or_default();
+        if status == 429 || status == 408 || status >= 500 {
+            return Failure::Passing(Passing::Busy { status, wait: reply.asked_to_wait() });
+        }
+        let url = url::shown(ask.url);
+        let has_token = self.token.is_some();
+        let refused = |said| HubError::Refused { url: url.clone(), status, said };
+        let Context::Repo { repo, revision, endpoint } = ask.context else {
+            return Failure::Fatal(match status {
+                404 | 410 => HubError::Missing { url, said },
+                _ => refused(said),
+            });
+        };
+        let page = format!("{endpoint}/{repo}");
+        let not_found =
+            || HubError::RepoNotFound { repo: repo.clone(), endpoint: endpoint.clone(), has_token };
+        Failure::Fatal(match (status, code.as_str()) {
+            (_, "GatedRepo") => HubError::Gated { repo: repo.clone(), page, has_token },
+            (_, "RepoNotFound") => not_found(),
+            (_, "RevisionNotFound") => {
+                HubError::RevisionNotFound { repo: repo.clone(), revision: revision.clone(), page }
+            }
+            (_, "EntryNotFound") => HubError::Missing { url, said },
+            (401, _) if said.contains("Invalid credentials") || has_token => HubError::BadToken {
+                host: reply.url.host().unwrap_or_default().to_owned(),
+                said: if said.is_empty() { "status 401".to_owned() } else { said },
+            },
+            // The hub does not tell strangers whether a private repository exists.
+            (401, _) => not_found(),
+            (404 | 410, _) if ask.is_file => HubError::Missing { url, said },
+            (404 | 410, _) => not_found(),
+            _ => refused(said),
+        })
+    }
+
+    /// Tries until it succeeds, fails for good, or has been tried often enough.
+    fn with_tries<T>(
+        &self,
+        ask: &Ask<'_>,
+        mut attempt: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<T, HubError> {
+        let mut waited = Duration::ZERO;
+        let mut backoff = self.timing.backoff;
+        let mut n_tries = 0;
+        loop {
+            let passing = match attempt() {
+                Ok(done) => return Ok(done),
+                Err(Failure::Fatal(error)) => return Err(error),
+                Err(Failure::Passing(passing)) => passing,
+            };
+            n_tries += 1;
+            // Without a network each try is as good as the first; one more is for a waking laptop.
+            let most = match &passing {
+                Passing::Unreachable(_) => self.timing.tries.min(2),
+                Passing::Stalled | Passing::Broken(_) | Passing::Busy { .. } => self.timing.tries,
+            };
+            let pause = match &passing {
+                Passing::Busy { wait: Some(wait), .. } => *wait,
+                Passing::Busy { .. }
+                | Passing::Stalled
+                | Passing::Broken(_)
+                | Passing::Unreachable(_) => backoff,
+            };
+            waited = waited.saturating_add(pause);
+            if n_tries >= most || waited > self.timing.longest_wait {
+                return Err(self.given_up(ask, passing, n_tries));
+            }
+            self.sleep(pause)?;
+            backoff = backoff.saturating_mul(2);
+        }
+    }
+
+    fn given_up(&self, ask: &Ask<'_>, passing: Passing, tries: u32) -> HubError {
+        let url = url::shown(ask.url);
+        let host = || {
+            let uri: Option<Uri> = ask.url.parse().ok();
+            uri.and_then(|uri| Some(uri.authority()?.to_string())).unwrap_or_else(|| url.clone())
+        };
+        match passing {
+            Passing::Stalled => {
+                HubError::Stalled { url, seconds: self.timing.stall.as_secs(), tries }
+            }
+            Passing::Broken(reason) => HubError::Broken { url, reason, tries },
+            Passing::Unreachable(reason) => HubError::Unreachable {
+                host: host(),
+                reason,
+                cached: "the cache has nothing of it".to_owned(),
+            },
+            Passing::Busy { status: 429, wait } => {
+                HubError::RateLimited { host: host(), wait_s: wait.map(|wait| wait.as_secs()) }
+            }
+            Passing::Busy { status, .. } => HubError::Broken {
+                url,
+                reason: format!("the server failed with status {status}"),
+                tries,
+            },
+        }
+    }
+
+    fn check_stop(&self) -> Result<(), HubError> {
+        if self.stop.load(Ordering::SeqCst) { Err(HubError::Interrupted) } else { Ok(()) }
+    }
+
+    /// Sleeps, but not through an interrupt.
+    fn sleep(&self, pause: Duration) -> Result<(), HubError> {
+        let mut left = pause;
+        while !left.is_zero() {
+            self.check_stop()?;
+            let slice = left.min(SLICE);
+            std::thread::sleep(slice);
+            left = left.saturating_sub(slice);
+        }
+        self.check_stop()
+    }
+}
+
+impl Reply {
+    fn header(&self, name: &str) -> Option<String> {
+        text_of(&self.headers, name)
+    }
+
+    fn length(&self) -> Option<u64> {
+        self.header("content-length")?.trim().parse().ok()
+    }
+
+    /// What the server calls this version of the file: its entity tag, or its date.
+    fn validator(&self) -> Option<String> {
+        let etag = self.header("etag").map(|etag| format!("etag {etag}"));
+        etag.or_else(|| self.header("last-modified").map(|date| format!("date {date}")))
+    }
+
+    /// How long the server asks to wait: Retry-After in seconds, or the reset of its rate limit.
+    fn asked_to_wait(&self) -> Option<Duration> {
+        let seconds = |text: &str| text.trim().parse::<u64>().ok();
+        let reset = || {
+            let text = self.header("ratelimit")?;
+            text.split(';').find_map(|part| seconds(part.trim().strip_prefix("t=")?))
+        };
+        let asked = self.header("retry-after").and_then(|text| seconds(&text));
+        asked.or_else(reset).map(Duration::from_secs)
+    }
+}
+
+fn text_of(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name)?.to_str().ok().map(str::to_owned)
+}
+
+/// A server's words as they may be shown: one short line without control characters.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+fn tls_config(settings: &Settings) -> Result<TlsConfig, HubError> {
+    let builder = TlsConfig::builder();
+    let Some(path) = &settings.certificates else { return Ok(builder.build()) };
+    // The same variable may name a folder of certificates, which is for other libraries.
+    if path.is_dir() {
+        return Ok(builder.build());
+    }
+    let pem = std::fs::read(path).map_err(|source| HubError::Io { path: path.clone(), source })?;
+    let certificates: Vec<Certificate<'static>> = parse_pem(&pem)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if certificates.is_empty() {
+        return Err(HubError::Setting {
+            name: "SSL_CERT_FILE",
+            reason: format!("{} holds no PEM certificates", path.display()),
+        });
+    }
+    Ok(builder.root_certs(RootCerts::new_with_certs(&certificates)).build())
+}

@@ -1,0 +1,89 @@
+//! What was found of a model: its files, its small files whole, and the heads of its weights.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::rate::MeasuredRate;
+
+/// A file that the model has, as the listing or the server says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RemoteFile {
+    /// Its path in the repository or folder.
+    pub name: String,
+    /// Its size; `None` where nobody said.
+    pub bytes: Option<u64>,
+}
+
+/// The beginning of a safetensors file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadOfFile {
+    /// The 8 bytes of the length and the header that they announce. Only what there is of the first 8
+    /// bytes where the announced length is more than the file or the cap has.
+    pub bytes: Vec<u8>,
+    /// Size of the whole file.
+    pub file_bytes: u64,
+}
+
+/// What went over the network, and what did not have to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Transfer {
+    /// Bytes of bodies received, all requests together.
+    pub bytes: u64,
+    /// Bytes of headers, length fields included; the least that could have been transferred.
+    pub head_bytes: u64,
+    /// Requests, redirections included.
+    pub n_requests: u64,
+    /// Heads that came from the cache.
+    pub n_cached: usize,
+    /// Heads that were fetched.
+    pub n_fetched: usize,
+}
+
+/// A model as it is known from its listing, configs and headers.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// What names it again, exactly: `hf:owner/name@commit`, or the folder's URL.
+    pub name: String,
+    /// Its page, for a person.
+    pub page: String,
+    /// The repository without revision, where it is one: `owner/name`.
+    pub repo: Option<String>,
+    /// The commit, where it is a repository.
+    pub commit: Option<String>,
+    /// All files of a repository; of a folder, those that were asked for.
+    pub files: Vec<RemoteFile>,
+    /// Whether `files` are all that there are.
+    pub is_listing_complete: bool,
+    /// Whole small files by name.
+    pub small: BTreeMap<String, Vec<u8>>,
+    /// Heads of safetensors files by name.
+    pub heads: BTreeMap<String, HeadOfFile>,
+    /// Files that the index names and the server does not have.
+    pub absent: BTreeSet<String>,
+    /// What was transferred.
+    pub transfer: Transfer,
+    /// The speed of it, if there was enough to tell, or that of an earlier time.
+    pub rate: Option<MeasuredRate>,
+    /// Where the network was not asked: when it last was, in seconds since 1970.
+    pub as_of_unix_s: Option<u64>,
+    /// Why the network was not asked, in words for a person.
+    pub offline_reason: Option<String>,
+}
+
+impl Snapshot {
+    /// The size of a file, where it is known.
+    #[must_use]
+    pub fn file_bytes(&self, name: &str) -> Option<u64> {
+        let listed = || self.files.iter().find(|file| file.name == name)?.bytes;
+        self.heads.get(name).map(|head| head.file_bytes).or_else(listed)
+    }
+
+    /// Whether the model has a file of this name.
+    #[must_use]
+    pub fn has_file(&self, name: &str) -> bool {
+        self.heads.contains_key(name)
+            || self.small.contains_key(name)
+            || self.files.iter().any(|file| file.name == name)
+    }
+}
