@@ -134,7 +134,7 @@ mod tests {
         assert!(shelf.is_empty());
         assert_eq!(shelf.get("n"), None);
         shelf.put("n", &meta, b"pay\nload");
-        assert_eq!(shelf.get("n"), Some((meta.clone(), b"pay\nload".to_vec())));
+        assert_eq!(shelf.get("n"), Some((meta, b"pay\nload".to_vec())));
         assert_eq!(shelf.get("other"), None);
         let path = shelf.path("n").unwrap();
         assert!(path.starts_with(root.path().join("h_1").join("_").join("a_b")));

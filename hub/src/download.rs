@@ -101,7 +101,12 @@ mod tests {
             name: (*name).to_owned(),
             bytes: *bytes,
         };
+        let base = match crate::reference::parse_remote("http://h/m").unwrap().unwrap() {
+            crate::Reference::Folder(folder) => crate::snapshot::Base::Folder(folder),
+            crate::Reference::Repo(_) => unreachable!(),
+        };
         Snapshot {
+            base,
             name: "hf:o/n@c".to_owned(),
             page: String::new(),
             repo: Some("o/n".to_owned()),

@@ -1,6 +1,7 @@
 //! From a reference to a snapshot: the one entry of the crate that uses the network.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,11 +9,12 @@ use std::time::Instant;
 use crate::cache::{Meta, Shelf, now_unix_s};
 use crate::client::{Ask, Client, Context, Whole};
 use crate::error::HubError;
+use crate::folder::INDEX_CAP_BYTES;
 use crate::headers::{self, Heads, Job, Trust};
 use crate::rate::MeasuredRate;
 use crate::reference::Reference;
 use crate::settings::Settings;
-use crate::snapshot::{Snapshot, Transfer};
+use crate::snapshot::{Base, HeadOfFile, Snapshot, Transfer};
 use crate::{folder, repo, url};
 
 /// The record of the speed that was measured for a model.
@@ -90,46 +92,67 @@ fn is_nothing_there(error: &HubError) -> bool {
     )
 }
 
+/// One more whole file of a model that was looked at, such as its index; `None` where there is none.
+///
+/// # Errors
+/// As [`fetch`].
+pub fn fetch_file(
+    settings: &Settings,
+    snapshot: &Snapshot,
+    name: &str,
+    stop: &Arc<AtomicBool>,
+) -> Result<Option<Vec<u8>>, HubError> {
+    if let Some(bytes) = snapshot.small.get(name) {
+        return Ok(Some(bytes.clone()));
+    }
+    let client = Client::new(settings, Arc::clone(stop))?;
+    let (shelf, context, trust, address) = place(settings, snapshot, name);
+    small(&client, &shelf, &context, trust, (name, &address), INDEX_CAP_BYTES)
+}
+
+/// One more head of a model that was looked at; `None` where there is no such file.
+///
+/// # Errors
+/// As [`fetch`].
+pub fn fetch_head(
+    settings: &Settings,
+    snapshot: &Snapshot,
+    name: &str,
+    stop: &Arc<AtomicBool>,
+) -> Result<Option<HeadOfFile>, HubError> {
+    if let Some(head) = snapshot.heads.get(name) {
+        return Ok(Some(head.clone()));
+    }
+    let client = Arc::new(Client::new(settings, Arc::clone(stop))?);
+    let (shelf, context, trust, url) = place(settings, snapshot, name);
+    let job = Job { name: name.to_owned(), url, total: snapshot.file_bytes(name) };
+    let mut heads = headers::fetch(&client, &context, &shelf, trust, vec![job], stop, &mut |_| {})?;
+    Ok(heads.heads.remove(name))
+}
+
+/// Where a file of a snapshot is kept and fetched from.
+fn place(settings: &Settings, snapshot: &Snapshot, name: &str) -> (Shelf, Context, Trust, String) {
+    let root = settings.cache.as_deref();
+    let commit = snapshot.commit.as_deref().unwrap_or_default();
+    let (shelf, context, trust, address) = match &snapshot.base {
+        Base::Repo(place) => (
+            place.commit(root, commit),
+            place.context.clone(),
+            Trust::Immutable,
+            place.file(commit, name),
+        ),
+        Base::Folder(folder) => {
+            (folder::shelf(root, folder), Context::Folder, Trust::Ask, folder.file(name))
+        }
+    };
+    let trust = if snapshot.offline_reason.is_some() { Trust::CacheOnly } else { trust };
+    (shelf, context, trust, address)
+}
+
 impl Fetch<'_> {
-    /// A whole small file, from the cache where that is trusted or still true; `None` where there is
-    /// no such file.
-    pub(crate) fn small(
-        &self,
-        shelf: &Shelf,
-        context: &Context,
-        trust: Trust,
-        (name, address): (&str, &str),
-        cap_bytes: u64,
-    ) -> Result<Option<Vec<u8>>, HubError> {
-        let record = format!("file {name}");
-        let kept = shelf.get(&record);
-        let unless = match (trust, &kept) {
-            (Trust::Immutable | Trust::CacheOnly, Some((_, bytes))) => {
-                return Ok(Some(bytes.clone()));
-            }
-            (Trust::CacheOnly, None) => return Ok(None),
-            (Trust::Ask, Some((meta, _))) => meta.validator.clone(),
-            (Trust::Immutable | Trust::Ask, None) => None,
-        };
-        let ask = Ask { url: address, context, is_file: true, unless: unless.as_deref() };
-        let answer = match self.client.whole(&ask, cap_bytes) {
-            Err(HubError::Missing { .. }) => return Ok(None),
-            other => other?,
-        };
-        let (bytes, validator) = match (answer, kept) {
-            (Whole::Changed { bytes, validator }, _) => (bytes, validator),
-            (Whole::Unchanged, Some((meta, bytes))) => (bytes, meta.validator),
-            (Whole::Unchanged, None) => {
-                return Err(HubError::BadAnswer {
-                    url: url::shown(address),
-                    expected: "the file",
-                    reason: "it says that the file did not change".to_owned(),
-                });
-            }
-        };
-        let file_bytes = Some(bytes.len() as u64);
-        shelf.put(&record, &Meta { at_unix_s: now_unix_s(), validator, file_bytes }, &bytes);
-        Ok(Some(bytes))
+    /// Where answers are kept.
+    pub(crate) fn cache(&self) -> Option<&Path> {
+        self.settings.cache.as_deref()
     }
 
     /// All small files that are wanted and exist, config.json first.
@@ -141,14 +164,15 @@ impl Fetch<'_> {
         exists: &dyn Fn(&str) -> bool,
         address: &dyn Fn(&str) -> String,
     ) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
-        let mut small = BTreeMap::new();
+        let mut found = BTreeMap::new();
         for name in self.wanted.small.iter().copied().filter(|name| exists(name)) {
             let place = (name, &*address(name));
-            if let Some(bytes) = self.small(shelf, context, trust, place, SMALL_CAP_BYTES)? {
-                small.insert(name.to_owned(), bytes);
+            if let Some(bytes) = small(&self.client, shelf, context, trust, place, SMALL_CAP_BYTES)?
+            {
+                found.insert(name.to_owned(), bytes);
             }
         }
-        Ok(small)
+        Ok(found)
     }
 
     /// The heads of files, with what it took; the speed is measured where it can be.
@@ -190,4 +214,45 @@ impl Fetch<'_> {
     pub(crate) fn check_stop(&self) -> Result<(), HubError> {
         if self.stop.load(Ordering::SeqCst) { Err(HubError::Interrupted) } else { Ok(()) }
     }
+}
+
+/// A whole small file, from the cache where that is trusted or still true; `None` where there is
+/// no such file.
+pub(crate) fn small(
+    client: &Client,
+    shelf: &Shelf,
+    context: &Context,
+    trust: Trust,
+    (name, address): (&str, &str),
+    cap_bytes: u64,
+) -> Result<Option<Vec<u8>>, HubError> {
+    let record = format!("file {name}");
+    let kept = shelf.get(&record);
+    let unless = match (trust, &kept) {
+        (Trust::Immutable | Trust::CacheOnly, Some((_, bytes))) => {
+            return Ok(Some(bytes.clone()));
+        }
+        (Trust::CacheOnly, None) => return Ok(None),
+        (Trust::Ask, Some((meta, _))) => meta.validator.clone(),
+        (Trust::Immutable | Trust::Ask, None) => None,
+    };
+    let ask = Ask { url: address, context, is_file: true, unless: unless.as_deref() };
+    let answer = match client.whole(&ask, cap_bytes) {
+        Err(HubError::Missing { .. }) => return Ok(None),
+        other => other?,
+    };
+    let (bytes, validator) = match (answer, kept) {
+        (Whole::Changed { bytes, validator }, _) => (bytes, validator),
+        (Whole::Unchanged, Some((meta, bytes))) => (bytes, meta.validator),
+        (Whole::Unchanged, None) => {
+            return Err(HubError::BadAnswer {
+                url: url::shown(address),
+                expected: "the file",
+                reason: "it says that the file did not change".to_owned(),
+            });
+        }
+    };
+    let file_bytes = Some(bytes.len() as u64);
+    shelf.put(&record, &Meta { at_unix_s: now_unix_s(), validator, file_bytes }, &bytes);
+    Ok(Some(bytes))
 }

@@ -2,16 +2,17 @@
 //! there is one file of the usual name. Nothing says that a file stays the same, so each is asked about.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::cache::Shelf;
 use crate::client::{Ask, Context, plain};
 use crate::error::HubError;
-use crate::fetch::Fetch;
+use crate::fetch::{Fetch, small};
 use crate::headers::{Job, Trust};
 use crate::reference::FolderUrl;
-use crate::snapshot::{RemoteFile, Snapshot};
+use crate::snapshot::{Base, RemoteFile, Snapshot};
 use crate::url;
 
 /// The file that says which weights there are.
@@ -19,7 +20,7 @@ pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The weights of a model without an index.
 const SINGLE_FILE: &str = "model.safetensors";
 /// Longest index and longest config that are fetched, bytes.
-const INDEX_CAP_BYTES: u64 = 100_000_000;
+pub(crate) const INDEX_CAP_BYTES: u64 = 100_000_000;
 const CONFIG_CAP_BYTES: u64 = 8_000_000;
 /// Most files that an index may name.
 const FILES_CAP: usize = 100_000;
@@ -63,13 +64,7 @@ impl<'de> Deserialize<'de> for Files {
 }
 
 pub(crate) fn snapshot(fetch: &mut Fetch<'_>, address: &FolderUrl) -> Result<Snapshot, HubError> {
-    let root = fetch.settings.cache.as_deref();
-    let full = format!("{}?{}", address.base, address.query.as_deref().unwrap_or_default());
-    let host = address.base.split_once("://").map_or("", |(_, rest)| rest);
-    let host = host.split('/').next().unwrap_or_default();
-    let hash = blake3::hash(full.as_bytes()).to_hex();
-    // The query may be a secret: it is part of the key by its hash only.
-    let shelf = Shelf::new(root, &[host, hash.get(..24).unwrap_or_default()], hash.to_string());
+    let shelf = shelf(fetch.cache(), address);
     let context = Context::Folder;
     let model = address.to_string();
     if fetch.settings.is_offline {
@@ -89,6 +84,15 @@ pub(crate) fn snapshot(fetch: &mut Fetch<'_>, address: &FolderUrl) -> Result<Sna
     }
 }
 
+/// What is kept of a folder. Its query may be a secret: it is part of the key by its hash only.
+pub(crate) fn shelf(root: Option<&Path>, address: &FolderUrl) -> Shelf {
+    let full = format!("{}?{}", address.base, address.query.as_deref().unwrap_or_default());
+    let host = address.base.split_once("://").map_or("", |(_, rest)| rest);
+    let host = host.split('/').next().unwrap_or_default();
+    let hash = blake3::hash(full.as_bytes()).to_hex();
+    Shelf::new(root, &[host, hash.get(..24).unwrap_or_default()], hash.to_string())
+}
+
 fn cached_text(shelf: &Shelf) -> String {
     if shelf.is_empty() {
         "the cache has nothing of it".to_owned()
@@ -104,14 +108,21 @@ fn read(
     context: &Context,
     trust: Trust,
 ) -> Result<Snapshot, HubError> {
-    let small = |fetch: &Fetch<'_>, name: &str, cap| {
-        fetch.small(shelf, context, trust, (name, &address.file(name)), cap)
+    let whole = |fetch: &Fetch<'_>, name: &str, cap| {
+        small(&fetch.client, shelf, context, trust, (name, &address.file(name)), cap)
     };
-    let Some(config) = small(fetch, "config.json", CONFIG_CAP_BYTES)? else {
+    let Some(config) = whole(fetch, "config.json", CONFIG_CAP_BYTES)? else {
         return Err(HubError::NoConfig { model: address.to_string() });
     };
-    let index = small(fetch, INDEX_FILE, INDEX_CAP_BYTES)?;
-    let names = shard_names(fetch, address, index.as_deref())?;
+    let index = whole(fetch, INDEX_FILE, INDEX_CAP_BYTES)?;
+    let names = match &index {
+        Some(index) => {
+            let mut names = index_names(&address.file(INDEX_FILE), index)?;
+            names.retain(|name| name.ends_with(".safetensors"));
+            names
+        }
+        None => vec![SINGLE_FILE.to_owned()],
+    };
     let mut files = all_small(fetch, address, shelf, context, trust)?;
     files.insert("config.json".to_owned(), config);
     let has_index = index.is_some();
@@ -147,6 +158,7 @@ fn read(
     let listed = listed.chain(heads.heads.iter().map(|(name, head)| (name, head.file_bytes)));
     let all = listed.map(file).chain(sizes).collect();
     Ok(Snapshot {
+        base: Base::Folder(address.clone()),
         name: address.to_string(),
         page: address.to_string(),
         repo: None,
@@ -174,21 +186,18 @@ fn all_small(
     fetch.all_small(shelf, context, trust, &is_left, &|name| address.file(name))
 }
 
-/// The files that the index names and the caller wants; the usual one where there is no index.
-fn shard_names(
-    fetch: &Fetch<'_>,
-    address: &FolderUrl,
-    index: Option<&[u8]>,
-) -> Result<Vec<String>, HubError> {
-    let Some(index) = index else { return Ok(vec![SINGLE_FILE.to_owned()]) };
+/// The files that an index names and that are in its own folder.
+///
+/// # Errors
+/// [`HubError::BadAnswer`]: it is no index.
+pub(crate) fn index_names(address: &str, index: &[u8]) -> Result<Vec<String>, HubError> {
     let index: Index = serde_json::from_slice(index).map_err(|e| HubError::BadAnswer {
-        url: url::shown(&address.file(INDEX_FILE)),
+        url: url::shown(address),
         expected: "an index of tensors and files",
         reason: plain(&e.to_string()),
     })?;
-    let stays_inside = |name: &str| !name.contains(['/', '\\']) && !name.starts_with('.');
-    let names = index.weight_map.0.into_iter();
-    Ok(names.filter(|name| stays_inside(name) && (fetch.wanted.is_shard)(name)).collect())
+    let stays_inside = |name: &String| !name.contains(['/', '\\']) && !name.starts_with('.');
+    Ok(index.weight_map.0.into_iter().filter(stays_inside).collect())
 }
 
 const SIZES_RECORD: &str = "sizes";

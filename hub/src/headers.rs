@@ -321,5 +321,5 @@ fn needed_bytes(part: &Part, job: &Job) -> Option<u64> {
     let header_bytes = u64::from_le_bytes(length);
     let file_bytes = part.total.or(job.total)?;
     (header_bytes <= HEADER_CAP_BYTES && header_bytes <= file_bytes.checked_sub(LENGTH_BYTES)?)
-        .then_some(header_bytes + LENGTH_BYTES)
+        .then(|| header_bytes + LENGTH_BYTES)
 }

@@ -25,7 +25,7 @@ mod url;
 
 pub use self::download::{Download, Part};
 pub use self::error::HubError;
-pub use self::fetch::{Progress, Wanted, fetch};
+pub use self::fetch::{Progress, Wanted, fetch, fetch_file, fetch_head};
 pub use self::proxy::Proxies;
 pub use self::rate::{BadRate, MeasuredRate, Rate};
 pub use self::reference::{Reference, RepoId, RepoReference, parse_local, parse_remote};

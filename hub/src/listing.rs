@@ -80,6 +80,10 @@ impl Listing {
         self.files.iter().map(file).collect()
     }
 
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|(name, _)| name.as_str())
+    }
+
     pub(crate) fn bytes_of(&self, name: &str) -> Option<u64> {
         self.files.iter().find(|(n, _)| n == name)?.1
     }

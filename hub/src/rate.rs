@@ -48,17 +48,16 @@ impl FromStr for Rate {
         let (number, unit) = compact.split_at(end);
         let number: f64 = number.parse().map_err(|_| bad())?;
         let mut letters = unit.chars();
-        let (scale, rest): (f64, &str) = match letters.next().map(|c| c.to_ascii_uppercase()) {
-            Some('K') => (1e3, letters.as_str()),
-            Some('M') => (1e6, letters.as_str()),
-            Some('G') => (1e9, letters.as_str()),
-            _ => (1.0, unit),
-        };
-        let (scale, rest) = match (rest.strip_prefix('i'), scale) {
-            (Some(rest), scale) if scale == 1e3 => (1024.0, rest),
-            (Some(rest), scale) if scale == 1e6 => (1024.0 * 1024.0, rest),
-            (Some(rest), scale) if scale == 1e9 => (1024.0 * 1024.0 * 1024.0, rest),
-            _ => (scale, rest),
+        let (decimal, binary, rest): (f64, f64, &str) =
+            match letters.next().map(|c| c.to_ascii_uppercase()) {
+                Some('K') => (1e3, 1024.0, letters.as_str()),
+                Some('M') => (1e6, 1024.0 * 1024.0, letters.as_str()),
+                Some('G') => (1e9, 1024.0 * 1024.0 * 1024.0, letters.as_str()),
+                _ => (1.0, 1.0, unit),
+            };
+        let (scale, rest) = match rest.strip_prefix('i') {
+            Some(rest) if binary > 1.0 => (binary, rest),
+            _ => (decimal, rest),
         };
         let bits = match rest {
             "B/s" | "Bps" | "B" => 8.0,

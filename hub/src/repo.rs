@@ -1,24 +1,28 @@
 //! A repository of a hub: its commit, its listing, and its files at that commit, so that all that is
 //! read is of one version.
 
+use std::path::Path;
+
 use crate::cache::{Meta, Shelf, now_unix_s};
 use crate::client::{Ask, Context, Whole, plain};
 use crate::error::HubError;
-use crate::fetch::Fetch;
+use crate::fetch::{Fetch, small};
+use crate::folder::{INDEX_CAP_BYTES, INDEX_FILE, index_names};
 use crate::headers::{Job, Trust};
 use crate::listing::{LISTING_CAP_BYTES, Listing, commit_of};
 use crate::reference::{RepoReference, is_commit};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Base, Snapshot};
 use crate::url::{encode_path, encode_segment};
 
 const REF_RECORD: &str = "commit";
 const LISTING_RECORD: &str = "listing";
 
 /// Where one repository is and where it is kept.
-struct Place<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
     endpoint: String,
-    reference: &'a RepoReference,
-    context: Context,
+    reference: RepoReference,
+    pub(crate) context: Context,
 }
 
 /// What the network, or the cache without it, says of a revision.
@@ -28,7 +32,7 @@ struct Found {
     offline: Option<(String, u64)>,
 }
 
-impl Place<'_> {
+impl Place {
     fn host(&self) -> &str {
         self.endpoint.split_once("://").map_or(self.endpoint.as_str(), |(_, rest)| rest)
     }
@@ -42,15 +46,13 @@ impl Place<'_> {
     }
 
     /// What is kept of a branch or tag: the commit that it was last.
-    fn refs(&self, fetch: &Fetch<'_>) -> Shelf {
-        let root = fetch.settings.cache.as_deref();
+    fn refs(&self, root: Option<&Path>) -> Shelf {
         let prefix = format!("{} ref {}", self.prefix(), self.reference.revision);
         Shelf::new(root, &[self.host(), &self.folder(), "refs"], prefix)
     }
 
     /// What is kept of a commit.
-    fn commit(&self, fetch: &Fetch<'_>, commit: &str) -> Shelf {
-        let root = fetch.settings.cache.as_deref();
+    pub(crate) fn commit(&self, root: Option<&Path>, commit: &str) -> Shelf {
         let prefix = format!("{} at {commit}", self.prefix());
         Shelf::new(root, &[self.host(), &self.folder(), commit], prefix)
     }
@@ -60,7 +62,7 @@ impl Place<'_> {
         format!("{endpoint}/api/models/{repo}/revision/{}?{query}", encode_segment(revision))
     }
 
-    fn file(&self, commit: &str, name: &str) -> String {
+    pub(crate) fn file(&self, commit: &str, name: &str) -> String {
         let (endpoint, repo) = (&self.endpoint, &self.reference.repo);
         format!("{endpoint}/{repo}/resolve/{}/{}", encode_segment(commit), encode_path(name))
     }
@@ -76,29 +78,36 @@ pub(crate) fn snapshot(
         revision: reference.revision.clone(),
         endpoint: endpoint.clone(),
     };
-    let place = Place { endpoint, reference, context };
+    let place = Place { endpoint, reference: reference.clone(), context };
     let found = find(fetch, &place)?;
     let Listing { commit, .. } = &found.listing;
     let name = format!("hf:{}@{commit}", reference.repo);
     if !found.listing.has("config.json") {
         return Err(HubError::NoConfig { model: name });
     }
-    let jobs: Vec<Job> = found
-        .listing
-        .files
-        .iter()
-        .filter(|(name, _)| (fetch.wanted.is_shard)(name))
-        .map(|(name, total)| Job {
-            name: name.clone(),
-            url: place.file(commit, name),
-            total: *total,
-        })
-        .collect();
+    let shelf = place.commit(fetch.cache(), commit);
+    let trust = if found.offline.is_some() { Trust::CacheOnly } else { Trust::Immutable };
+    let mut names: Vec<&str> =
+        found.listing.names().filter(|name| (fetch.wanted.is_shard)(name)).collect();
+    let index;
+    if names.is_empty() && found.listing.has(INDEX_FILE) {
+        // Weights of other names: the index says which files they are.
+        let address = place.file(commit, INDEX_FILE);
+        let at = (INDEX_FILE, address.as_str());
+        let bytes = small(&fetch.client, &shelf, &place.context, trust, at, INDEX_CAP_BYTES)?;
+        index = index_names(&address, &bytes.unwrap_or_default())?;
+        let is_there = |name: &&str| name.ends_with(".safetensors") && found.listing.has(name);
+        names = index.iter().map(String::as_str).filter(is_there).collect();
+    }
+    let job = |name: &&str| Job {
+        name: (*name).to_owned(),
+        url: place.file(commit, name),
+        total: found.listing.bytes_of(name),
+    };
+    let jobs: Vec<Job> = names.iter().map(job).collect();
     if jobs.is_empty() {
         return Err(HubError::NoSafetensors { model: name, found: found.listing.other_formats() });
     }
-    let shelf = place.commit(fetch, commit);
-    let trust = if found.offline.is_some() { Trust::CacheOnly } else { Trust::Immutable };
     let n_jobs = jobs.len();
     let read = |fetch: &mut Fetch<'_>| {
         let small = fetch.all_small(
@@ -130,6 +139,7 @@ pub(crate) fn snapshot(
         return Err(in_part(fetch, &place, reason, n_jobs));
     }
     Ok(Snapshot {
+        base: Base::Repo(place.clone()),
         page: format!("{}/{}", place.endpoint, reference.repo),
         repo: Some(reference.repo.to_string()),
         commit: Some(commit.clone()),
@@ -148,10 +158,10 @@ pub(crate) fn snapshot(
 
 /// The listing of the revision: of a commit that is kept without any request, of anything else after
 /// one that asks which commit it is now, and from the cache where there is no network.
-fn find(fetch: &Fetch<'_>, place: &Place<'_>) -> Result<Found, HubError> {
+fn find(fetch: &Fetch<'_>, place: &Place) -> Result<Found, HubError> {
     let revision = &place.reference.revision;
     let kept_of_commit = |commit: &str| {
-        let (meta, json) = place.commit(fetch, commit).get(LISTING_RECORD)?;
+        let (meta, json) = place.commit(fetch.cache(), commit).get(LISTING_RECORD)?;
         let listing: Listing = serde_json::from_slice(&json).ok()?;
         (listing.commit == commit).then_some((listing, meta.at_unix_s))
     };
@@ -161,7 +171,7 @@ fn find(fetch: &Fetch<'_>, place: &Place<'_>) -> Result<Found, HubError> {
         return Ok(Found { listing, offline: None });
     }
     // Of a branch: the commit that it was when it was last asked about.
-    let kept = place.refs(fetch).get(REF_RECORD).and_then(|(meta, commit)| {
+    let kept = place.refs(fetch.cache()).get(REF_RECORD).and_then(|(meta, commit)| {
         let commit = String::from_utf8(commit).ok()?;
         Some((kept_of_commit(&commit)?.0, meta.at_unix_s))
     });
@@ -189,7 +199,7 @@ fn find(fetch: &Fetch<'_>, place: &Place<'_>) -> Result<Found, HubError> {
 }
 
 /// Asks the hub, and keeps what it says.
-fn ask(fetch: &Fetch<'_>, place: &Place<'_>, kept: Option<&Listing>) -> Result<Listing, HubError> {
+fn ask(fetch: &Fetch<'_>, place: &Place, kept: Option<&Listing>) -> Result<Listing, HubError> {
     let revision = &place.reference.revision;
     let get = |address: &str| {
         let context = &place.context;
@@ -206,7 +216,7 @@ fn ask(fetch: &Fetch<'_>, place: &Place<'_>, kept: Option<&Listing>) -> Result<L
     };
     let confirm = |listing: &Listing| {
         let meta = Meta { at_unix_s: now_unix_s(), ..Meta::default() };
-        place.refs(fetch).put(REF_RECORD, &meta, listing.commit.as_bytes());
+        place.refs(fetch.cache()).put(REF_RECORD, &meta, listing.commit.as_bytes());
         meta
     };
     if let Some(kept) = kept {
@@ -231,21 +241,21 @@ fn ask(fetch: &Fetch<'_>, place: &Place<'_>, kept: Option<&Listing>) -> Result<L
     }
     let meta = confirm(&listing);
     if let Ok(json) = serde_json::to_vec(&listing) {
-        place.commit(fetch, &listing.commit).put(LISTING_RECORD, &meta, &json);
+        place.commit(fetch.cache(), &listing.commit).put(LISTING_RECORD, &meta, &json);
     }
     Ok(listing)
 }
 
 /// What the cache has of the repository, in words.
-fn cached_text(fetch: &Fetch<'_>, place: &Place<'_>) -> String {
-    if place.refs(fetch).is_empty() {
+fn cached_text(fetch: &Fetch<'_>, place: &Place) -> String {
+    if place.refs(fetch.cache()).is_empty() {
         "the cache has nothing of it".to_owned()
     } else {
         "the cache has other revisions of it, or this one in part".to_owned()
     }
 }
 
-fn in_part(fetch: &Fetch<'_>, place: &Place<'_>, reason: &str, n_files: usize) -> HubError {
+fn in_part(fetch: &Fetch<'_>, place: &Place, reason: &str, n_files: usize) -> HubError {
     let cached = format!("the cache has not all of its config and {n_files} headers");
     if fetch.settings.is_offline {
         return HubError::OfflineMode { what: place.reference.to_string(), cached };

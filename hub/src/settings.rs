@@ -10,7 +10,7 @@ use crate::error::HubError;
 use crate::proxy::Proxies;
 
 /// Where repositories are looked for unless HF_ENDPOINT says otherwise.
-pub const PUBLIC_ENDPOINT: &str = "https://huggingface.co";
+pub(crate) const PUBLIC_ENDPOINT: &str = "https://huggingface.co";
 
 /// A secret; never printed.
 #[derive(Clone, PartialEq, Eq)]

@@ -1,10 +1,13 @@
 //! What was found of a model: its files, its small files whole, and the heads of its weights.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::Serialize;
 
 use crate::rate::MeasuredRate;
+use crate::reference::FolderUrl;
+use crate::repo::Place;
 
 /// A file that the model has, as the listing or the server says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -16,13 +19,20 @@ pub struct RemoteFile {
 }
 
 /// The beginning of a safetensors file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HeadOfFile {
     /// The 8 bytes of the length and the header that they announce. Only what there is of the first 8
     /// bytes where the announced length is more than the file or the cap has.
     pub bytes: Vec<u8>,
     /// Size of the whole file.
     pub file_bytes: u64,
+}
+
+/// Without the bytes, of which there may be millions.
+impl fmt::Debug for HeadOfFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} bytes", self.bytes.len(), self.file_bytes)
+    }
 }
 
 /// What went over the network, and what did not have to.
@@ -40,9 +50,17 @@ pub struct Transfer {
     pub n_fetched: usize,
 }
 
+/// Where more of a model can be had.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    Repo(Place),
+    Folder(FolderUrl),
+}
+
 /// A model as it is known from its listing, configs and headers.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
+    pub(crate) base: Base,
     /// What names it again, exactly: `hf:owner/name@commit`, or the folder's URL.
     pub name: String,
     /// Its page, for a person.

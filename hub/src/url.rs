@@ -70,6 +70,9 @@ impl Server {
 pub(crate) fn join(from: &Uri, location: &str) -> Option<Uri> {
     let scheme = from.scheme_str()?;
     let authority = from.authority()?.as_str();
+    if location.is_empty() {
+        return None;
+    }
     let text = if location.contains("://") {
         location.to_owned()
     } else if let Some(rest) = location.strip_prefix("//") {
