@@ -140,6 +140,8 @@ fn refusal(error: &PlanRefusal) -> Class {
         PlanRefusal::DoesNotFit { .. } => verdict("plan.does_not_fit"),
         PlanRefusal::OverMachine { .. } => verdict("plan.over_machine"),
         PlanRefusal::UnknownMemory { .. } => verdict("plan.unknown_memory"),
+        PlanRefusal::NoVram { .. } => verdict("plan.no_vram"),
+        PlanRefusal::OverCards { .. } => verdict("plan.over_cards"),
         PlanRefusal::BadOption { .. } => failure("usage"),
     }
 }
@@ -154,12 +156,15 @@ fn plan(error: &PlanError) -> Class {
         PlanError::Invalid { .. } => verdict("plan.invalid"),
         PlanError::LedgerMismatch { .. } => verdict("plan.ledger_mismatch"),
         PlanError::OverBudget { .. } => verdict("plan.over_budget"),
+        PlanError::CardLedgerMismatch { .. } => verdict("plan.card_ledger_mismatch"),
+        PlanError::OverCardBudget { .. } => verdict("plan.over_card_budget"),
     }
 }
 
 fn engine(error: &EngineError) -> Class {
     match error {
         EngineError::Plan(e) => plan(e),
+        EngineError::Lacking { .. } => verdict("engine.lacking"),
         EngineError::Memory(_) => verdict("engine.memory"),
         EngineError::Isa(_) => verdict("engine.isa"),
         EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use tierkeep_kernels::{Isa, Kernels, Pool, ops};
 use tierkeep_plans::budget::Line;
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::Plan;
+use tierkeep_plans::plan::{Abilities, Plan};
 use tierkeep_plans::spec::ArchSpec;
 use tierkeep_plans::units::Bytes;
 
@@ -24,6 +24,10 @@ use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
 use crate::weights::Weights;
 use crate::workspace::{AttentionBuffers, Workspace};
+
+/// What this engine can execute beyond main memory, recency and pins.
+pub const ABILITIES: Abilities =
+    Abilities { vram: false, streamed_dense: false, sessions: false, frequency: false };
 
 /// What is being loaded, for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +101,9 @@ impl Engine {
         progress: &mut dyn FnMut(Loading, u64, u64),
     ) -> Result<Self, EngineError> {
         plan.check(model)?;
+        if let Some(&need) = plan.needs_beyond(&ABILITIES).first() {
+            return Err(EngineError::Lacking { need, remedy: need.remedy() });
+        }
         let spec = model.spec.clone();
         let n_active = spec.router.n_experts_active;
         if n_active > MAX_ACTIVE {

@@ -1,7 +1,7 @@
 //! What can go wrong in the engine.
 
 use tierkeep_kernels::{IsaError, MatrixError};
-use tierkeep_plans::plan::PlanError;
+use tierkeep_plans::plan::{Need, PlanError};
 
 use crate::memory::MemoryError;
 use crate::shard_io::ReadError;
@@ -12,6 +12,14 @@ pub enum EngineError {
     /// The plan does not belong to the model or contradicts itself.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The plan asks for what this engine cannot do.
+    #[error("the plan asks for {need}, which this build's engine does not have yet: {remedy}")]
+    Lacking {
+        /// What is lacking.
+        need: Need,
+        /// How to plan without it.
+        remedy: &'static str,
+    },
     /// Memory beyond the plan, or refused by the system.
     #[error(transparent)]
     Memory(#[from] MemoryError),

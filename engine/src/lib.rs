@@ -25,7 +25,7 @@ mod weights;
 mod workspace;
 
 pub use counters::{AccessCounts, Counters, Phase, Tier};
-pub use engine::{Engine, Loading, Observer, Unobserved};
+pub use engine::{ABILITIES, Engine, Loading, Observer, Unobserved};
 pub use error::EngineError;
 pub use memory::MemoryError;
 pub use shard_io::{ReadCounter, ReadError};

@@ -25,6 +25,7 @@ const WORKLOAD: budget::Workload = budget::Workload {
     threads: 1,
     kv: budget::KvElement::F32,
     embedding: budget::EmbeddingResidency::Resident,
+    sessions: 1,
 };
 
 /// A model on disk with its open files.

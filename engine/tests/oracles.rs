@@ -16,7 +16,7 @@ use tierkeep_engine::generate::generate;
 use tierkeep_engine::report::BOUND_LINES;
 use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_case};
 use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
-use tierkeep_plans::budget::{self, Line};
+use tierkeep_plans::budget::Line;
 use tierkeep_plans::catalogue::{Catalogue, LayerTensor, Role};
 use tierkeep_plans::plan::{IoMode, Plan};
 use tierkeep_plans::planner::{self, Options};
@@ -63,7 +63,7 @@ fn plan(model: &Catalogue, placing: Placing) -> Plan {
         }
         slots.pins[layer] = (0..placing.pins).map(|i| i * 3 + layer as u32 % 3).collect();
     }
-    plan.ledger = budget::ledger(model, &plan.workload(), &plan.placement.slots);
+    plan.settle(model);
     plan
 }
 

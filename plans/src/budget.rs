@@ -4,15 +4,24 @@
 //! nothing, reads nothing and never rounds a budget up. The engine allocates against these lines
 //! and refuses to exceed one.
 
+mod bytes;
+mod card;
 mod shape;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::shape::{activation_bytes, indexer_key_bytes, kv_cache_bytes, widest_norm};
+pub use self::bytes::{LayerBytes, ModelBytes, PartBytes};
+pub use self::card::{
+    CardLedger, CardLedgerLine, CardLine, CardPlacement, ExpertList, ExpertListError, LayerExperts,
+};
+pub use self::shape::{
+    activation_bytes, indexer_key_bytes, kv_cache_bytes, layer_indexer_bytes, layer_kv_bytes,
+    widest_norm,
+};
 use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
-use crate::spec::{ArchSpec, FeedForward};
+use crate::spec::ArchSpec;
 use crate::units::{Bytes, round_up};
 
 /// A named line of the ledger.
@@ -21,8 +30,10 @@ use crate::units::{Bytes, round_up};
 pub enum Line {
     /// Binary, stacks, heap, tokenizer, the catalogue itself.
     Runtime,
-    /// Weights that every token touches, in their stored type.
+    /// Weights that every token touches, in their stored type, as far as they stay.
     DenseWeights,
+    /// Two buffers through which dense weights that do not fit are read for each token.
+    StreamBuffers,
     /// Keys and values, or latents and rotary keys.
     KvCache,
     /// Keys of the sparse-attention indexer.
@@ -33,6 +44,8 @@ pub enum Line {
     ExpertsInFlight,
     /// Buffers that reads go through.
     IoBuffers,
+    /// Buffers through which graphics cards are filled and states come and go.
+    TransferBuffers,
     /// Left to the kernel for pages that reads pass through.
     PageCacheReserve,
     /// Slots of experts that are never evicted.
@@ -43,14 +56,16 @@ pub enum Line {
 
 impl Line {
     /// Every line, in the order in which it is shown.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Runtime,
         Self::DenseWeights,
+        Self::StreamBuffers,
         Self::KvCache,
         Self::IndexerKeys,
         Self::Activations,
         Self::ExpertsInFlight,
         Self::IoBuffers,
+        Self::TransferBuffers,
         Self::PageCacheReserve,
         Self::PinnedExperts,
         Self::ExpertCache,
@@ -62,11 +77,13 @@ impl Line {
         match self {
             Self::Runtime => "runtime",
             Self::DenseWeights => "dense weights",
+            Self::StreamBuffers => "stream buffers",
             Self::KvCache => "KV cache",
             Self::IndexerKeys => "indexer keys",
             Self::Activations => "activations",
             Self::ExpertsInFlight => "experts in flight",
             Self::IoBuffers => "I/O buffers",
+            Self::TransferBuffers => "transfer buffers",
             Self::PageCacheReserve => "page-cache reserve",
             Self::PinnedExperts => "pinned experts",
             Self::ExpertCache => "expert cache",
@@ -163,6 +180,8 @@ pub struct Workload {
     pub kv: KvElement,
     /// Where the embedding lives.
     pub embedding: EmbeddingResidency,
+    /// Sequences of `context` tokens that are held at once, each with caches of its own.
+    pub sessions: u64,
 }
 
 /// Expert slots of every decoder layer.
@@ -197,6 +216,75 @@ impl Slots {
     }
 }
 
+/// Dense weights that do not stay in memory: they are read for every token, unit by unit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Streamed {
+    /// Decoder layers whose dense weights are read for every token, ascending.
+    pub layers: Vec<u32>,
+    /// Whether the head is too, in pieces as large as the buffers.
+    pub head: bool,
+}
+
+/// Where everything lives, as far as memory depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Holding<'a> {
+    /// Slots in main memory.
+    pub slots: &'a Slots,
+    /// Dense weights that do not stay.
+    pub streamed: &'a Streamed,
+    /// Left to the kernel to keep experts in its page cache; 0 where they have slots.
+    pub page_cache_bytes: Bytes,
+    /// What each graphics card is given.
+    pub cards: &'a [CardPlacement],
+}
+
+/// Nothing is streamed.
+static ALL_RESIDENT: Streamed = Streamed { layers: Vec::new(), head: false };
+
+impl<'a> Holding<'a> {
+    /// Slots in main memory and no more: all dense weights stay there, no cards.
+    #[must_use]
+    pub fn in_memory(slots: &'a Slots) -> Self {
+        Self { slots, streamed: &ALL_RESIDENT, page_cache_bytes: Bytes(0), cards: &[] }
+    }
+
+    /// Number of experts of each layer that stay on some card.
+    #[must_use]
+    pub fn on_cards(&self, n_layers: usize) -> Vec<u32> {
+        let mut counts = vec![0_u32; n_layers];
+        for layer in self.cards.iter().flat_map(|c| &c.experts) {
+            if let Some(count) = counts.get_mut(layer.layer as usize) {
+                *count = count.saturating_add(layer.experts.0.len() as u32);
+            }
+        }
+        counts
+    }
+
+    /// Whether every expert has a place of its own, so that none is ever read twice.
+    #[must_use]
+    pub fn hold_everything(&self, spec: &ArchSpec) -> bool {
+        let n_experts = spec.router.n_experts as u64;
+        let on_cards = self.on_cards(spec.n_layers);
+        spec.expert_layers().all(|layer| {
+            let cap = self.slots.caps.get(layer).copied().unwrap_or(0);
+            u64::from(cap) + u64::from(on_cards[layer]) >= n_experts
+        })
+    }
+
+    fn is_on_card(&self, layer: usize) -> bool {
+        self.cards.iter().any(|c| c.layers().contains(&layer))
+    }
+
+    fn is_streamed(&self, layer: usize) -> bool {
+        self.streamed.layers.binary_search(&(layer as u32)).is_ok()
+    }
+
+    fn head_on_card(&self) -> bool {
+        self.cards.iter().any(|c| c.head)
+    }
+}
+
 /// Pages of the binary and heap of the process before it holds any model, measured on x86-64 Linux
 /// as peak resident memory less what was bound.
 const RUNTIME_BASE_BYTES: u64 = 9_500_000;
@@ -207,18 +295,34 @@ const RUNTIME_TENSOR_BYTES: u64 = 400;
 /// Heap of a tokenizer for each byte of its tokenizer.json.
 const RUNTIME_TOKENIZER_FACTOR: u64 = 12;
 
-/// The whole ledger of a model under a workload and a number of slots.
+/// What a driver's context and the images of the kernels take of a card once a process uses it.
+///
+/// Assumed: a CUDA context with its modules is reported at 300 to 500 MB on cards of the last
+/// three generations; the rest is for fragments of the allocator.
+const DRIVER_RESERVE_BYTES: u64 = 600_000_000;
+/// Most tokens that pass through a card at once; a longer batch passes in parts. So a card's buffers
+/// depend on the context alone, and more main memory never takes an expert's place on a card.
+const CARD_BATCH: u64 = 256;
+
+/// The ledger of a model in main memory: no cards, all dense weights resident.
 #[must_use]
 pub fn ledger(model: &Catalogue, workload: &Workload, slots: &Slots) -> Ledger {
+    host_ledger(&ModelBytes::of(model), workload, &Holding::in_memory(slots))
+}
+
+/// The whole ledger of main memory.
+#[must_use]
+pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding<'_>) -> Ledger {
+    let model = sums.model;
     let spec = &model.spec;
-    let mut lines = Vec::new();
+    let mut lines = Vec::with_capacity(Line::ALL.len());
     let mut add = |line, bytes: u64, note: String| {
         lines.push(LedgerLine { line, bytes: Bytes(bytes), note });
     };
     let runtime = RUNTIME_BASE_BYTES
-        + workload.threads.saturating_mul(RUNTIME_THREAD_BYTES)
-        + model.n_tensors as u64 * RUNTIME_TENSOR_BYTES
-        + model.tokenizer_bytes.0.saturating_mul(RUNTIME_TOKENIZER_FACTOR);
+        .saturating_add(workload.threads.saturating_mul(RUNTIME_THREAD_BYTES))
+        .saturating_add((model.n_tensors as u64).saturating_mul(RUNTIME_TENSOR_BYTES))
+        .saturating_add(model.tokenizer_bytes.0.saturating_mul(RUNTIME_TOKENIZER_FACTOR));
     add(
         Line::Runtime,
         runtime,
@@ -227,44 +331,49 @@ pub fn ledger(model: &Catalogue, workload: &Workload, slots: &Slots) -> Ledger {
             workload.threads, model.n_tensors, model.tokenizer_bytes
         ),
     );
-    let dense: u64 =
-        resident_tensors(model, workload.embedding).map(|t| t.resident_bytes().0).sum();
-    add(Line::DenseWeights, dense, dense_note(model, workload.embedding));
-    add(
-        Line::KvCache,
-        kv_cache_bytes(spec, workload.context, workload.kv),
-        format!("{} layers x {} tokens, {:?}", spec.n_layers, workload.context, workload.kv)
-            .to_lowercase(),
-    );
-    add(
-        Line::IndexerKeys,
-        indexer_key_bytes(spec, workload.context, workload.kv),
-        format!("{} layers with an indexer", shape::n_indexers(spec)),
-    );
+    let dense = dense_bytes(sums, workload.embedding, holding);
+    add(Line::DenseWeights, dense, dense_note(sums, workload.embedding, holding));
+    add(Line::StreamBuffers, stream_buffer_bytes(sums, holding.streamed), stream_note(holding));
+    let layers: Vec<usize> = (0..spec.n_layers).filter(|&l| !holding.is_on_card(l)).collect();
+    add_caches(workload, spec, &layers, |kv, bytes, note| {
+        add(if kv { Line::KvCache } else { Line::IndexerKeys }, bytes, note);
+    });
     add(
         Line::Activations,
         activation_bytes(spec, workload),
         format!("batches of {} tokens in prefill", workload.prefill_batch),
     );
-    let flight_slots = flight_slots(spec, slots);
+    let holds_everything = holding.hold_everything(spec);
+    let flight = if holds_everything { 0 } else { spec.router.n_experts_active as u64 };
     add(
         Line::ExpertsInFlight,
-        flight_slots.saturating_mul(largest_slot_bytes(model)),
-        format!("{flight_slots} experts"),
+        flight.saturating_mul(sums.largest_slot),
+        format!("{flight} experts"),
     );
+    match workload.embedding {
+        EmbeddingResidency::Resident => {
+            add(Line::IoBuffers, 0, "none: reads go where the bytes are used".to_owned());
+        }
+        EmbeddingResidency::RowRead => {
+            add(Line::IoBuffers, sums.embedding_row, "one row of the embedding".to_owned());
+        }
+    }
     add(
-        Line::IoBuffers,
-        io_buffer_bytes(model, workload.embedding),
-        match workload.embedding {
-            EmbeddingResidency::Resident => "none: reads go where the bytes are used".to_owned(),
-            EmbeddingResidency::RowRead => "one row of the embedding".to_owned(),
-        },
+        Line::TransferBuffers,
+        host_transfer_bytes(sums, workload, holding),
+        format!("for {} graphics cards", holding.cards.len()),
     );
-    let reserve = if slots.hold_everything(spec) { 0 } else { largest_slot_bytes(model) };
-    add(Line::PageCacheReserve, reserve, "pages of the read under way".to_owned());
-    let (pinned, cached) = slot_line_bytes(model, slots);
-    let n_pins: usize = slots.pins.iter().map(Vec::len).sum();
-    let n_slots: u64 = slots.caps.iter().map(|&c| u64::from(c)).sum();
+    let under_way = if holds_everything { 0 } else { sums.largest_slot };
+    let note = match holding.page_cache_bytes {
+        Bytes(0) => "pages of the read under way".to_owned(),
+        bytes => {
+            format!("pages of the read under way, and {bytes} of experts that the kernel keeps")
+        }
+    };
+    add(Line::PageCacheReserve, under_way.saturating_add(holding.page_cache_bytes.0), note);
+    let (pinned, cached) = slot_line_bytes(sums, holding.slots);
+    let n_pins: usize = holding.slots.pins.iter().map(Vec::len).sum();
+    let n_slots: u64 = holding.slots.caps.iter().map(|&c| u64::from(c)).sum();
     add(Line::PinnedExperts, pinned, format!("{n_pins} experts"));
     add(
         Line::ExpertCache,
@@ -278,15 +387,154 @@ pub fn ledger(model: &Catalogue, workload: &Workload, slots: &Slots) -> Ledger {
     Ledger(lines)
 }
 
-fn dense_note(model: &Catalogue, embedding: EmbeddingResidency) -> String {
+/// The caches of some layers; `add(is KV, bytes, note)`.
+fn add_caches(
+    workload: &Workload,
+    spec: &ArchSpec,
+    layers: &[usize],
+    mut add: impl FnMut(bool, u64, String),
+) {
+    let Workload { context, kv, sessions, .. } = *workload;
+    let all = |bytes: u64| bytes.saturating_mul(sessions);
+    let element = format!("{kv:?}").to_lowercase();
+    let of_each = if sessions == 1 { String::new() } else { format!(", {sessions} sequences") };
+    let bytes = shape::sum(layers.iter().map(|&l| layer_kv_bytes(spec, l, context, kv)));
+    let note = format!("{} layers x {context} tokens, {element}{of_each}", layers.len());
+    add(true, all(bytes), note);
+    let bytes = shape::sum(layers.iter().map(|&l| layer_indexer_bytes(spec, l, context, kv)));
+    let n_indexers = layers.iter().filter(|&&l| shape::has_indexer(spec, l)).count();
+    add(false, all(bytes), format!("{n_indexers} layers with an indexer{of_each}"));
+}
+
+/// The ledger of one card's memory.
+#[must_use]
+pub fn card_ledger(sums: &ModelBytes<'_>, workload: &Workload, card: &CardPlacement) -> CardLedger {
+    let experts = card.experts.iter().fold(0_u64, |sum, l| {
+        let slot = sums.layers.get(l.layer as usize).map_or(0, |bytes| bytes.slot);
+        sum.saturating_add(slot.saturating_mul(l.experts.0.len() as u64))
+    });
+    let mut ledger = card_ledger_without_experts(sums, workload, card.layers(), card.head);
+    let note = format!("{} experts in {} layers", card.n_experts(), card.experts.len());
+    ledger.0.push(CardLedgerLine { line: CardLine::Experts, bytes: Bytes(experts), note });
+    ledger
+}
+
+/// The lines of a card that depend on the layers that are there alone.
+#[must_use]
+pub fn card_ledger_without_experts(
+    sums: &ModelBytes<'_>,
+    workload: &Workload,
+    layers: std::ops::Range<usize>,
+    head: bool,
+) -> CardLedger {
+    let spec = &sums.model.spec;
+    let mut lines = Vec::with_capacity(CardLine::ALL.len());
+    let mut add = |line, bytes: u64, note: String| {
+        lines.push(CardLedgerLine { line, bytes: Bytes(bytes), note });
+    };
+    let layers: Vec<usize> = layers.collect();
+    add(
+        CardLine::DriverReserve,
+        DRIVER_RESERVE_BYTES,
+        "assumed: context, kernels and fragments".to_owned(),
+    );
+    let of_layers = layers.iter().filter_map(|&l| sums.layers.get(l)).map(|l| l.dense.resident);
+    let of_head = if head { sums.head().and(sums.final_norm).resident } else { 0 };
+    let note = match (layers.first(), layers.last()) {
+        (Some(first), Some(last)) => format!("layers {first}-{last}"),
+        _ => "no layers".to_owned(),
+    };
+    let note = if head { note + ", head" } else { note };
+    add(CardLine::DenseWeights, shape::sum(of_layers).saturating_add(of_head), note);
+    add_caches(workload, spec, &layers, |kv, bytes, note| {
+        add(if kv { CardLine::KvCache } else { CardLine::IndexerKeys }, bytes, note);
+    });
+    let batch = card_batch(workload);
+    let card_workload = Workload { prefill_batch: batch, threads: 1, ..*workload };
+    add(
+        CardLine::Activations,
+        activation_bytes(spec, &card_workload),
+        format!("parts of {batch} tokens in prefill"),
+    );
+    add(
+        CardLine::TransferBuffers,
+        state_buffer_bytes(sums, workload),
+        format!("states of {batch} tokens, two each way"),
+    );
+    CardLedger(lines)
+}
+
+fn card_batch(workload: &Workload) -> u64 {
+    CARD_BATCH.min(workload.context).max(1)
+}
+
+/// Two buffers of states each way.
+fn state_buffer_bytes(sums: &ModelBytes<'_>, workload: &Workload) -> u64 {
+    let states = card_batch(workload).saturating_mul(sums.model.spec.hidden_size as u64);
+    round_up(states.saturating_mul(4), TENSOR_ALIGN).saturating_mul(4)
+}
+
+/// Main memory that cards are filled through, an expert while another is under way, and their states.
+fn host_transfer_bytes(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding<'_>) -> u64 {
+    let n_cards = holding.cards.len() as u64;
+    if n_cards == 0 {
+        return 0;
+    }
+    let states = state_buffer_bytes(sums, workload).saturating_mul(n_cards);
+    states.saturating_add(sums.largest_slot.saturating_mul(2))
+}
+
+/// Dense weights that stay in main memory.
+fn dense_bytes(sums: &ModelBytes<'_>, embedding: EmbeddingResidency, holding: &Holding<'_>) -> u64 {
+    let layers = sums.layers.iter().enumerate();
+    let stays = |layer: usize| !holding.is_on_card(layer) && !holding.is_streamed(layer);
+    let of_layers = layers.filter(|(layer, _)| stays(*layer)).map(|(_, l)| l.dense.resident);
+    let on_card = holding.head_on_card();
+    let head = if on_card || holding.streamed.head { 0 } else { sums.head().resident };
+    let norm = if on_card { 0 } else { sums.final_norm.resident };
+    let table = sums.resident_embedding(embedding).resident;
+    [head, norm, table].into_iter().fold(shape::sum(of_layers), u64::saturating_add)
+}
+
+fn dense_note(
+    sums: &ModelBytes<'_>,
+    embedding: EmbeddingResidency,
+    holding: &Holding<'_>,
+) -> String {
     let mut note = match embedding {
         EmbeddingResidency::Resident => "embedding resident".to_owned(),
         EmbeddingResidency::RowRead => "embedding rows read from disk".to_owned(),
     };
-    if model.n_mtp_layers_present > 0 {
-        note += &format!("; {} MTP layer present, not loaded", model.n_mtp_layers_present);
+    let on_cards: usize = holding.cards.iter().map(|c| c.layers().len()).sum();
+    if on_cards > 0 {
+        note += &format!("; {on_cards} layers on graphics cards");
+    }
+    if sums.model.n_mtp_layers_present > 0 {
+        note += &format!("; {} MTP layer present, not loaded", sums.model.n_mtp_layers_present);
     }
     note
+}
+
+/// Two buffers of the largest layer that passes through them.
+fn stream_buffer_bytes(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
+    let layers = streamed.layers.iter().filter_map(|&l| sums.layers.get(l as usize));
+    layers.map(|l| l.dense.resident).max().unwrap_or(0).saturating_mul(2)
+}
+
+fn stream_note(holding: &Holding<'_>) -> String {
+    match (holding.streamed.layers.len(), holding.streamed.head) {
+        (0, _) => "none: dense weights stay".to_owned(),
+        (n, false) => format!("{n} layers read for every token"),
+        (n, true) => format!("{n} layers and the head read for every token"),
+    }
+}
+
+/// Bytes that are read for every token because dense weights do not stay.
+#[must_use]
+pub fn streamed_bytes_per_token(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
+    let layers = streamed.layers.iter().filter_map(|&l| sums.layers.get(l as usize));
+    let head = if streamed.head { sums.head().stored } else { 0 };
+    shape::sum(layers.map(|l| l.dense.stored)).saturating_add(head)
 }
 
 /// Weights held in memory for the whole run: all but routed experts, multi-token-prediction layers
@@ -313,23 +561,12 @@ pub fn largest_slot_bytes(model: &Catalogue) -> u64 {
     model.spec.expert_layers().map(|l| model.slot_bytes(l).0).max().unwrap_or(0)
 }
 
-fn io_buffer_bytes(model: &Catalogue, embedding: EmbeddingResidency) -> u64 {
-    let table = model.tensors.iter().find(|t| t.role == Role::Embedding);
-    match (embedding, table) {
-        (EmbeddingResidency::RowRead, Some(table)) => {
-            let scales = if table.scales.is_some() { TENSOR_ALIGN } else { 0 };
-            round_up(table.stored.row_bytes(table.cols), TENSOR_ALIGN) + scales
-        }
-        _ => 0,
-    }
-}
-
 /// Bytes of (pinned, other) slots.
-fn slot_line_bytes(model: &Catalogue, slots: &Slots) -> (u64, u64) {
+fn slot_line_bytes(sums: &ModelBytes<'_>, slots: &Slots) -> (u64, u64) {
     let mut pinned = 0_u64;
     let mut cached = 0_u64;
     for (layer, &cap) in slots.caps.iter().enumerate() {
-        let slot = model.slot_bytes(layer).0;
+        let slot = sums.layers.get(layer).map_or(0, |l| l.slot);
         let pins = slots.pins.get(layer).map_or(0, Vec::len) as u64;
         pinned = pinned.saturating_add(slot.saturating_mul(pins));
         cached = cached.saturating_add(slot.saturating_mul(u64::from(cap).saturating_sub(pins)));
@@ -350,20 +587,8 @@ pub fn touched_embedding(model: &Catalogue) -> EmbeddingResidency {
 /// Bytes that one token touches: (the weights that every token uses, the routed experts that it is
 /// sent to). The KV cache and the one row of an embedding that is not the head are not counted.
 #[must_use]
-pub fn touched_bytes_per_token(model: &Catalogue) -> (Bytes, Bytes) {
-    let dense = resident_tensors(model, touched_embedding(model)).map(Tensor::bytes).sum();
-    let routed = model
-        .spec
-        .layers
-        .iter()
-        .enumerate()
-        .filter(|(_, l)| l.feed_forward == FeedForward::Experts)
-        .map(|(layer, _)| {
-            let experts = model.layer_experts(layer);
-            let mean =
-                experts.iter().map(|e| e.read_bytes()).sum::<u64>() / experts.len().max(1) as u64;
-            Bytes(mean * model.spec.router.n_experts_active as u64)
-        })
-        .sum();
-    (dense, routed)
+pub fn touched_bytes_per_token(sums: &ModelBytes<'_>) -> (Bytes, Bytes) {
+    let layers = shape::sum(sums.layers.iter().map(|l| l.dense.stored));
+    let head = sums.head().and(sums.final_norm).stored;
+    (Bytes(layers.saturating_add(head)), Bytes(sums.routed_per_token()))
 }

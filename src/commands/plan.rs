@@ -19,7 +19,9 @@ pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
     }
     let facts = shared::facts(Some(&model), Some(&model.directory), !args.no_measure);
     let usage = shared::usage(context, &model, args.planning.usage.as_deref());
-    let options = shared::options(&args.planning);
+    let mut options = shared::options(&args.planning);
+    // A plan may say what another engine would need; `run` refuses what this one lacks.
+    options.engine.streamed_dense = true;
     let plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
         Ok(plan) => plan,
         Err(error) => return shared::verdict(context, &args.model, error),

@@ -97,6 +97,8 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         io: args.io.map(Into::into),
         pins: args.pins,
         allow_overcommit: args.allow_overcommit,
+        engine: tierkeep_engine::ABILITIES,
+        ..Options::default()
     }
 }
 

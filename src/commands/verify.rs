@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use tierkeep_engine::verify::{read_oracle, verify_case};
-use tierkeep_plans::budget;
 use tierkeep_plans::plan::Plan;
 
 use super::{Context, shared};
@@ -25,7 +24,7 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
     plan.engine.numerics = args.numerics.into();
     if let Some(cap) = args.cap {
         lower_caps(&mut plan, cap);
-        plan.ledger = budget::ledger(&model, &plan.workload(), &plan.placement.slots);
+        plan.settle(&model);
     }
     let mut engine = shared::load(&plan, &model)?;
     let bar = Bar::count("verifying");

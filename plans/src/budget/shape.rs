@@ -6,37 +6,60 @@ use crate::catalogue::TENSOR_ALIGN;
 use crate::spec::{ArchSpec, AttentionSpec, IndexerKind};
 use crate::units::round_up;
 
-/// Bytes of the KV cache of one sequence.
+/// Bytes of the KV cache of one sequence: of all its layers.
+#[must_use]
+pub fn kv_cache_bytes(spec: &ArchSpec, context: u64, kv: KvElement) -> u64 {
+    sum((0..spec.n_layers).map(|layer| layer_kv_bytes(spec, layer, context, kv)))
+}
+
+/// Bytes of the KV cache of one layer of one sequence.
 ///
 /// Latent attention: `context * (kv_lora_rank + qk_rope_head_dim)` elements a layer, one latent and
 /// one rotary key a token, shared by all heads (DeepSeek-V2, section 2.1). Grouped attention:
 /// `2 * n_kv_heads * head_dim` a token. Each buffer is aligned to [`TENSOR_ALIGN`].
 #[must_use]
-pub fn kv_cache_bytes(spec: &ArchSpec, context: u64, kv: KvElement) -> u64 {
+pub fn layer_kv_bytes(spec: &ArchSpec, layer: usize, context: u64, kv: KvElement) -> u64 {
+    if layer >= spec.n_layers {
+        return 0;
+    }
     let buffer = |width: usize| {
         round_up(context.saturating_mul(width as u64).saturating_mul(kv.bytes()), TENSOR_ALIGN)
     };
-    let layer = match &spec.attention {
+    match &spec.attention {
         AttentionSpec::Latent(a) => {
             buffer(a.kv_lora_rank).saturating_add(buffer(a.qk_rope_head_dim))
         }
         AttentionSpec::Grouped(a) => buffer(a.n_kv_heads * a.head_dim).saturating_mul(2),
-    };
-    layer.saturating_mul(spec.n_layers as u64)
+    }
 }
 
-/// Decoder layers that have an indexer of their own.
-pub(super) fn n_indexers(spec: &ArchSpec) -> u64 {
-    spec.layers.iter().filter(|l| l.indexer == IndexerKind::Full).count() as u64
+/// Whether a layer has an indexer of its own, with keys of its own.
+pub(super) fn has_indexer(spec: &ArchSpec, layer: usize) -> bool {
+    spec.layers.get(layer).is_some_and(|l| l.indexer == IndexerKind::Full)
 }
 
-/// Bytes of the indexer's keys of one sequence: `context * head_dim` elements for each layer that
-/// has an indexer of its own.
+/// Bytes of the indexer's keys of one sequence: of all layers.
 #[must_use]
 pub fn indexer_key_bytes(spec: &ArchSpec, context: u64, kv: KvElement) -> u64 {
-    let Some(indexer) = spec.indexer() else { return 0 };
-    let layer = context.saturating_mul(indexer.head_dim as u64).saturating_mul(kv.bytes());
-    round_up(layer, TENSOR_ALIGN).saturating_mul(n_indexers(spec))
+    sum((0..spec.n_layers).map(|layer| layer_indexer_bytes(spec, layer, context, kv)))
+}
+
+/// Bytes of the indexer's keys of one layer of one sequence: `context * head_dim` elements where it
+/// has an indexer of its own.
+#[must_use]
+pub fn layer_indexer_bytes(spec: &ArchSpec, layer: usize, context: u64, kv: KvElement) -> u64 {
+    match spec.indexer() {
+        Some(indexer) if has_indexer(spec, layer) => round_up(
+            context.saturating_mul(indexer.head_dim as u64).saturating_mul(kv.bytes()),
+            TENSOR_ALIGN,
+        ),
+        _ => 0,
+    }
+}
+
+/// A sum that stops at the largest number instead of wrapping.
+pub(super) fn sum(parts: impl Iterator<Item = u64>) -> u64 {
+    parts.fold(0, u64::saturating_add)
 }
 
 /// Bytes of the forward pass's buffers, all f32 or u32.

@@ -29,6 +29,9 @@ pub struct PlannedCache<'a> {
     pub caps: &'a [(LayerId, u32)],
     /// Pinned experts, per entry of `caps`; missing entries have none.
     pub pins: &'a [Vec<u32>],
+    /// How many of the slots hold experts for good that were chosen without knowing their use, per
+    /// entry of `caps`; missing entries have none. The prior counts these at their share of all.
+    pub fixed: &'a [u32],
 }
 
 /// An expected hit rate in decode with a warm cache, over all layers, weighted by accesses.
@@ -81,10 +84,10 @@ pub fn expected_hit_rate(
 fn assumed(family: Family, planned: &PlannedCache<'_>, why_not: &str) -> HitRate {
     let prior = prior(family, planned.n_experts);
     let mean = |exponent: f64| {
-        let per_layer = planned
-            .caps
-            .iter()
-            .map(|&(_, cap)| hit(exponent, cap, planned.n_experts, planned.n_experts_active));
+        let per_layer = planned.caps.iter().enumerate().map(|(index, &(_, cap))| {
+            let fixed = planned.fixed.get(index).copied().unwrap_or(0).min(cap);
+            hit_beside(exponent, fixed, cap, planned)
+        });
         per_layer.sum::<f64>() / planned.caps.len().max(1) as f64
     };
     HitRate {
@@ -101,6 +104,17 @@ fn assumed(family: Family, planned: &PlannedCache<'_>, why_not: &str) -> HitRate
             prior.fitted_to
         ),
     }
+}
+
+/// The prior's hit rate of a layer in which `fixed` of `cap` slots never change.
+fn hit_beside(exponent: f64, fixed: u32, cap: u32, planned: &PlannedCache<'_>) -> f64 {
+    let (n, active) = (planned.n_experts, planned.n_experts_active);
+    if fixed >= n {
+        return 1.0;
+    }
+    let share = f64::from(fixed) / f64::from(n.max(1));
+    let active = (f64::from(active) * (1.0 - share)).ceil() as u32;
+    share + (1.0 - share) * hit(exponent, cap - fixed, n - fixed, active)
 }
 
 /// The replay, or why there is none.

@@ -178,7 +178,8 @@ fn most_used_breaks_ties_by_the_lower_id_and_never_takes_the_unused() {
 }
 
 fn expected(history: Option<&History>, caps: &[(LayerId, u32)], pins: &[Vec<u32>]) -> HitRate {
-    let planned = PlannedCache { n_experts: N_EXPERTS, n_experts_active: K, caps, pins };
+    let planned =
+        PlannedCache { n_experts: N_EXPERTS, n_experts_active: K, caps, pins, fixed: &[] };
     expected_hit_rate(history, Family::Olmoe, &planned)
 }
 

@@ -1,19 +1,24 @@
 //! The plan file: its schema, its reading and writing, and whether an edited or an old plan still
 //! makes sense for a model. Sizes are never computed here; `budget` does that.
 
+mod check;
+mod need;
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tierkeep_doctor::Facts;
 
-use crate::budget::{self, EmbeddingResidency, KvElement, Ledger, Line, Slots, Workload};
-use crate::catalogue::Catalogue;
-use crate::planner::MAX_THREADS;
+pub(crate) use self::check::tiers;
+pub use self::need::{Abilities, Need};
+use crate::budget::{
+    CardLine, CardPlacement, EmbeddingResidency, KvElement, Ledger, Line, Slots, Streamed,
+};
 use crate::units::Bytes;
 use crate::whole_file;
 
 /// Version of the plan format that this build writes and reads.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Largest plan file that is read, bytes.
 const PLAN_CAP_BYTES: u64 = 64 << 20;
@@ -42,6 +47,42 @@ pub enum IoMode {
 pub enum Policy {
     /// The least recently used unpinned expert gives way.
     Recency,
+    /// The least often used unpinned expert gives way, and a newcomer that is asked for less often
+    /// than all of them passes through.
+    Frequency,
+    /// None does: every slot is a pin.
+    Static,
+}
+
+impl Policy {
+    /// Its name in plans and options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Recency => "recency",
+            Self::Frequency => "frequency",
+            Self::Static => "static",
+        }
+    }
+}
+
+impl std::str::FromStr for Policy {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        [Self::Recency, Self::Frequency, Self::Static]
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| PolicyError { text: text.to_owned() })
+    }
+}
+
+/// Why a policy could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read {text:?} as a policy: write recency, frequency or static")]
+pub struct PolicyError {
+    /// What was given.
+    pub text: String,
 }
 
 /// Which model a plan is for.
@@ -66,8 +107,14 @@ pub struct PlanRequest {
     pub budget_bytes: Bytes,
     /// Where the budget comes from, in words.
     pub budget_source: String,
+    /// What the graphics cards may give together; 0 where none is used.
+    pub vram_bytes: Bytes,
+    /// Where that comes from, in words.
+    pub vram_source: String,
     /// Tokens that a sequence may hold.
     pub context: u64,
+    /// Sequences that are held at once, each with caches of its own.
+    pub sessions: u64,
     /// The budget may be above what the machine had available.
     #[serde(default)]
     pub allow_overcommit: bool,
@@ -93,16 +140,73 @@ pub struct EngineSettings {
     pub io: IoMode,
 }
 
-/// Which experts have slots.
+/// Where weights live.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
     /// What happens when a slot is needed.
     pub policy: Policy,
+    /// Why this policy.
+    pub policy_evidence: String,
     /// Why there are these pins, or none.
     pub pins_evidence: String,
-    /// Slots and pins of every layer.
+    /// Why experts are kept by the engine or by the kernel's page cache, never by both.
+    pub cache_evidence: String,
+    /// Left to the kernel to keep experts in its page cache; 0 where they have slots.
+    pub page_cache_bytes: Bytes,
+    /// Slots and pins of every layer, in main memory.
     pub slots: Slots,
+    /// Dense weights that do not stay in memory.
+    pub streamed: Streamed,
+    /// What each graphics card that is used is given.
+    pub cards: Vec<CardPlacement>,
+}
+
+/// Where a routed expert can be when it is asked for, the fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpertTier {
+    /// On a graphics card.
+    Vram,
+    /// In main memory, never evicted.
+    Pinned,
+    /// In main memory, as the policy decides.
+    Cache,
+    /// In main memory, as the kernel decides.
+    PageCache,
+    /// On disk.
+    Disk,
+}
+
+impl ExpertTier {
+    /// Every tier, the fastest first.
+    pub const ALL: [Self; 5] = [Self::Vram, Self::Pinned, Self::Cache, Self::PageCache, Self::Disk];
+
+    /// Its name as users see it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vram => "vram",
+            Self::Pinned => "pinned",
+            Self::Cache => "cache",
+            Self::PageCache => "page-cache",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// One tier of routed experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierShare {
+    /// Which tier.
+    pub tier: ExpertTier,
+    /// Experts that it can hold at once.
+    pub experts: u64,
+    /// Bytes of these.
+    pub bytes: Bytes,
+    /// Share of accesses in decode that it is expected to serve at the median, 0 to 1.
+    pub access_share: f64,
 }
 
 /// A range: one run in ten is expected below `p10`, one in ten above `p90`.
@@ -117,6 +221,16 @@ pub struct Range {
     pub p90: f64,
 }
 
+/// One term of a token's time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TermSeconds {
+    /// What takes it.
+    pub name: String,
+    /// How long, at the median.
+    pub seconds: f64,
+}
+
 /// What is expected of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -129,6 +243,10 @@ pub struct Prediction {
     pub touched_bytes_per_token: Bytes,
     /// Expert bytes read from disk per token.
     pub read_bytes_per_token: Bytes,
+    /// Dense bytes read from disk per token, because they do not stay in memory.
+    pub streamed_bytes_per_token: Bytes,
+    /// Seconds of a token at the median, by term, before calibration; they sum to its time.
+    pub terms: Vec<TermSeconds>,
     /// The term that takes most of a token's time.
     pub binding: String,
     /// The factor that earlier runs on this machine put on the speed; 1 without any.
@@ -143,6 +261,8 @@ pub struct Prediction {
 pub struct Plan {
     /// Version of the format.
     pub version: u32,
+    /// What no line of the ledger takes: the ledger and this sum to the budget.
+    pub unused_bytes: Bytes,
     /// The model.
     pub model: ModelRef,
     /// What was asked for.
@@ -155,6 +275,8 @@ pub struct Plan {
     pub prediction: Prediction,
     /// Where every byte of the budget goes.
     pub ledger: Ledger,
+    /// Routed experts by tier.
+    pub tiers: Vec<TierShare>,
     /// The machine that it was made on.
     pub machine: Facts,
 }
@@ -225,6 +347,32 @@ pub enum PlanError {
         found: u64,
         /// What the settings need.
         expected: u64,
+    },
+    /// The lines of a card do not belong to what is there.
+    #[error(
+        "the plan's ledger of graphics card {card} has {found} bytes for {line}, what is there needs {expected}: edit it or make it again with `tierkeep plan`"
+    )]
+    CardLedgerMismatch {
+        /// The card.
+        card: u32,
+        /// The line.
+        line: CardLine,
+        /// What is there.
+        found: u64,
+        /// What is needed.
+        expected: u64,
+    },
+    /// The lines of a card sum to more than its budget.
+    #[error(
+        "the plan's ledger of graphics card {card} sums to {total}, over its budget of {budget}: move layers or experts off it, or make the plan again with `tierkeep plan`"
+    )]
+    OverCardBudget {
+        /// The card.
+        card: u32,
+        /// Sum of the lines.
+        total: Bytes,
+        /// Its budget.
+        budget: Bytes,
     },
     /// The lines sum to more than the budget.
     #[error(
@@ -297,163 +445,4 @@ impl Plan {
         let io = |source| PlanError::Io { path: path.to_owned(), source };
         whole_file::write(path, &self.to_toml()?).map_err(io)
     }
-
-    /// What the engine is asked for.
-    #[must_use]
-    pub fn workload(&self) -> Workload {
-        Workload {
-            context: self.request.context,
-            prefill_batch: self.engine.prefill_batch,
-            threads: self.engine.threads,
-            kv: self.engine.kv,
-            embedding: self.engine.embedding,
-        }
-    }
-
-    /// Whether the plan makes sense for `model`: same fingerprint, every value in range, and a
-    /// ledger that is what `budget` computes from the settings and is within the budget.
-    ///
-    /// # Errors
-    /// [`PlanError`], naming the first thing that is wrong.
-    pub fn check(&self, model: &Catalogue) -> Result<(), PlanError> {
-        if self.model.fingerprint != model.fingerprint {
-            return Err(PlanError::OtherModel {
-                planned: self.model.fingerprint.clone(),
-                directory: model.directory.clone(),
-                found: model.fingerprint.clone(),
-            });
-        }
-        self.check_model(model)?;
-        self.check_budget()?;
-        self.check_settings(model)?;
-        self.check_slots(model)?;
-        self.check_prediction()?;
-        self.check_ledger(model)
-    }
-
-    fn check_model(&self, model: &Catalogue) -> Result<(), PlanError> {
-        let family = model.spec.family.model_type();
-        if self.model.family != family {
-            return Err(invalid("model.family", &self.model.family, family));
-        }
-        let bytes = model.total_bytes().0;
-        in_range("model.total_bytes", self.model.total_bytes.0, bytes, bytes)
-    }
-
-    /// A budget that was raised by hand is held to the machine that the plan was made on.
-    fn check_budget(&self) -> Result<(), PlanError> {
-        let budget = self.request.budget_bytes.0;
-        match self.machine.memory.usable_bytes.value() {
-            Some(&available) if budget > available && !self.request.allow_overcommit => {
-                Err(invalid(
-                    "request.budget_bytes",
-                    budget.to_string(),
-                    format!(
-                        "at most the {available} that its machine has, or allow_overcommit = true"
-                    ),
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_prediction(&self) -> Result<(), PlanError> {
-        let Prediction { decode_tokens_per_s, hit_rate, calibration, .. } = &self.prediction;
-        ascending("prediction.decode_tokens_per_s", *decode_tokens_per_s, f64::MAX)?;
-        ascending("prediction.hit_rate", *hit_rate, 1.0)?;
-        if *calibration > 0.0 && calibration.is_finite() {
-            return Ok(());
-        }
-        Err(invalid("prediction.calibration", calibration.to_string(), "a positive number"))
-    }
-
-    fn check_settings(&self, model: &Catalogue) -> Result<(), PlanError> {
-        let max_context = model.spec.max_context as u64;
-        in_range("request.context", self.request.context, 1, max_context)?;
-        in_range("engine.threads", self.engine.threads, 1, MAX_THREADS)?;
-        in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
-        if self.engine.embedding == EmbeddingResidency::RowRead && model.spec.tied_embeddings {
-            let expected = "resident, for the head shares its weights";
-            return Err(invalid("engine.embedding", "row_read", expected));
-        }
-        Ok(())
-    }
-
-    fn check_slots(&self, model: &Catalogue) -> Result<(), PlanError> {
-        let spec = &model.spec;
-        let Slots { caps, pins } = &self.placement.slots;
-        for (field, len) in [("caps", caps.len()), ("pins", pins.len())] {
-            if len != spec.n_layers {
-                return Err(invalid(
-                    format!("placement.slots.{field}"),
-                    format!("a list of {len}"),
-                    format!("one entry for each of the {} layers", spec.n_layers),
-                ));
-            }
-        }
-        for (layer, (&cap, pins)) in caps.iter().zip(pins).enumerate() {
-            let n_experts = if spec.is_expert_layer(layer) { spec.router.n_experts } else { 0 };
-            in_range(
-                &format!("placement.slots.caps[{layer}]"),
-                u64::from(cap),
-                0,
-                n_experts as u64,
-            )?;
-            let ascending = pins.windows(2).all(|w| w[0] < w[1]);
-            let known = pins.last().is_none_or(|&last| (last as usize) < n_experts);
-            if !ascending || !known || pins.len() > cap as usize {
-                return Err(invalid(
-                    format!("placement.slots.pins[{layer}]"),
-                    format!("{pins:?}"),
-                    format!("at most {cap} different experts below {n_experts}, ascending"),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_ledger(&self, model: &Catalogue) -> Result<(), PlanError> {
-        let expected = budget::ledger(model, &self.workload(), &self.placement.slots);
-        for line in Line::ALL {
-            let (found, expected) = (self.ledger.bytes(line).0, expected.bytes(line).0);
-            if found != expected {
-                return Err(PlanError::LedgerMismatch { line, found, expected });
-            }
-        }
-        let total = self.ledger.total();
-        if total > self.request.budget_bytes {
-            return Err(PlanError::OverBudget { total, budget: self.request.budget_bytes });
-        }
-        Ok(())
-    }
-}
-
-fn invalid(
-    field: impl Into<String>,
-    found: impl Into<String>,
-    expected: impl Into<String>,
-) -> PlanError {
-    PlanError::Invalid { field: field.into(), found: found.into(), expected: expected.into() }
-}
-
-fn in_range(field: &str, found: u64, min: u64, max: u64) -> Result<(), PlanError> {
-    if (min..=max).contains(&found) {
-        return Ok(());
-    }
-    let expected = if min == max { min.to_string() } else { format!("{min} to {max}") };
-    Err(invalid(field, found.to_string(), expected))
-}
-
-/// Whether a range is one: numbers from 0 to `max`, none below the one before it.
-fn ascending(field: &str, range: Range, max: f64) -> Result<(), PlanError> {
-    let Range { p10, p50, p90 } = range;
-    if 0.0 <= p10 && p10 <= p50 && p50 <= p90 && p90 <= max {
-        return Ok(());
-    }
-    let expected = if max < f64::MAX {
-        format!("ascending numbers from 0 to {max}")
-    } else {
-        "ascending numbers from 0".to_owned()
-    };
-    Err(invalid(field, format!("{p10}, {p50}, {p90}"), expected))
 }

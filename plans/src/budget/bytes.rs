@@ -1,0 +1,168 @@
+//! What the parts of a model weigh, added up once: planning asks for the same sums again and again,
+//! and a model has tens of thousands of experts.
+
+use super::EmbeddingResidency;
+use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
+use crate::units::round_up;
+
+/// Weights that are held or streamed together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartBytes {
+    /// Bytes in memory, each tensor aligned.
+    pub resident: u64,
+    /// Bytes as stored: what a token touches, and what a read brings.
+    pub stored: u64,
+    /// Elements.
+    pub weights: u64,
+}
+
+impl PartBytes {
+    fn add(&mut self, tensor: &Tensor) {
+        self.resident = self.resident.saturating_add(tensor.resident_bytes().0);
+        self.stored = self.stored.saturating_add(tensor.bytes().0);
+        self.weights = self.weights.saturating_add(tensor.rows.saturating_mul(tensor.cols));
+    }
+
+    /// Both parts.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            resident: self.resident.saturating_add(other.resident),
+            stored: self.stored.saturating_add(other.stored),
+            weights: self.weights.saturating_add(other.weights),
+        }
+    }
+}
+
+/// One decoder layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerBytes {
+    /// Everything but routed experts.
+    pub dense: PartBytes,
+    /// A slot that can hold any of its routed experts; 0 where it has none.
+    pub slot: u64,
+    /// Number of its routed experts.
+    pub n_experts: u32,
+    /// Bytes of one of its routed experts on the mean, as read from disk.
+    pub expert_read: u64,
+}
+
+/// The parts of a model.
+#[derive(Clone, Debug)]
+pub struct ModelBytes<'a> {
+    /// The model.
+    pub model: &'a Catalogue,
+    /// Decoder layers.
+    pub layers: Vec<LayerBytes>,
+    /// The embedding.
+    pub embedding: PartBytes,
+    /// One row of it, and its scale, in a buffer.
+    pub embedding_row: u64,
+    /// The head where it has weights of its own, else nothing: the embedding is the head then.
+    pub own_head: PartBytes,
+    /// The final norm.
+    pub final_norm: PartBytes,
+    /// The largest slot of all layers.
+    pub largest_slot: u64,
+    /// Reads that bring one expert, on the mean; at least 1.
+    pub reads_per_expert: f64,
+}
+
+impl<'a> ModelBytes<'a> {
+    /// Adds up a model.
+    #[must_use]
+    pub fn of(model: &'a Catalogue) -> Self {
+        let spec = &model.spec;
+        let mut layers = vec![LayerBytes::default(); spec.n_layers];
+        let (mut n_reads, mut n_experts) = (0_usize, 0_usize);
+        for (layer, bytes) in layers.iter_mut().enumerate() {
+            if !spec.is_expert_layer(layer) {
+                continue;
+            }
+            let experts = model.layer_experts(layer);
+            let mut read = 0_u64;
+            for expert in experts {
+                bytes.slot = bytes.slot.max(expert.slab_bytes);
+                read = read.saturating_add(expert.read_bytes());
+                n_reads += expert.extents().len();
+            }
+            n_experts += experts.len();
+            bytes.n_experts = experts.len() as u32;
+            bytes.expert_read = read / experts.len().max(1) as u64;
+        }
+        let largest_slot = layers.iter().map(|l| l.slot).max().unwrap_or(0);
+        let mut sums = Self {
+            model,
+            layers,
+            embedding: PartBytes::default(),
+            embedding_row: 0,
+            own_head: PartBytes::default(),
+            final_norm: PartBytes::default(),
+            largest_slot,
+            reads_per_expert: (n_reads as f64 / n_experts.max(1) as f64).max(1.0),
+        };
+        for tensor in &model.tensors {
+            sums.add(tensor);
+        }
+        sums
+    }
+
+    fn add(&mut self, tensor: &Tensor) {
+        match tensor.role {
+            Role::Embedding => {
+                self.embedding.add(tensor);
+                let scales = if tensor.scales.is_some() { TENSOR_ALIGN } else { 0 };
+                let row = round_up(tensor.stored.row_bytes(tensor.cols), TENSOR_ALIGN);
+                self.embedding_row = row.saturating_add(scales);
+            }
+            Role::Head => self.own_head.add(tensor),
+            Role::FinalNorm => self.final_norm.add(tensor),
+            // Multi-token-prediction layers lie past the last decoder layer and are not loaded.
+            Role::Layer { layer, .. } => {
+                if let Some(bytes) = self.layers.get_mut(layer as usize) {
+                    bytes.dense.add(tensor);
+                }
+            }
+            Role::Expert { .. } | Role::Padding => {}
+        }
+    }
+
+    /// What the last product reads: the head's own weights, or the embedding that it shares.
+    #[must_use]
+    pub fn head(&self) -> PartBytes {
+        if self.model.spec.tied_embeddings { self.embedding } else { self.own_head }
+    }
+
+    /// The embedding where it is held beside a head of its own.
+    #[must_use]
+    pub fn resident_embedding(&self, embedding: EmbeddingResidency) -> PartBytes {
+        match embedding {
+            EmbeddingResidency::Resident if !self.model.spec.tied_embeddings => self.embedding,
+            EmbeddingResidency::Resident | EmbeddingResidency::RowRead => PartBytes::default(),
+        }
+    }
+
+    /// The size of one of the reads that bring an expert.
+    #[must_use]
+    pub fn expert_read_size(&self) -> u64 {
+        let expert_layers = self.layers.iter().filter(|l| l.n_experts > 0);
+        let (sum, n) = expert_layers
+            .fold((0_u64, 0_u64), |(sum, n), l| (sum.saturating_add(l.expert_read), n + 1));
+        (sum as f64 / n.max(1) as f64 / self.reads_per_expert) as u64
+    }
+
+    /// Routed experts of all decoder layers.
+    #[must_use]
+    pub fn n_experts(&self) -> u64 {
+        self.layers.iter().map(|l| u64::from(l.n_experts)).sum()
+    }
+
+    /// Bytes of the routed experts that one token is sent to.
+    #[must_use]
+    pub fn routed_per_token(&self) -> u64 {
+        let active = self.model.spec.router.n_experts_active as u64;
+        self.layers.iter().fold(0, |sum, l| {
+            sum.saturating_add(l.expert_read.saturating_mul(active.min(u64::from(l.n_experts))))
+        })
+    }
+}
