@@ -4,6 +4,7 @@
 mod convert;
 mod demo;
 mod doctor;
+mod model;
 mod plan;
 mod planning;
 mod run;
@@ -14,6 +15,7 @@ use clap::{Parser, Subcommand};
 pub(crate) use self::convert::ConvertArgs;
 pub(crate) use self::demo::DemoArgs;
 pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
 pub(crate) use self::run::RunArgs;

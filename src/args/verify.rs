@@ -1,16 +1,15 @@
 //! Arguments of `verify`.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use tierkeep_plans::plan::Numerics;
 
-use super::PlanningArgs;
+use super::{ModelArg, PlanningArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// The model's folder, with oracle.json beside the weights.
-    pub(crate) model: PathBuf,
+    /// The model: a folder, or OWNER/NAME in the hub client's cache, with oracle.json beside the
+    /// weights.
+    pub(crate) model: ModelArg,
     /// Compare the output of each decoder layer too.
     #[arg(long)]
     pub(crate) layers: bool,

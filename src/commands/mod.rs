@@ -5,6 +5,7 @@ mod convert;
 pub(crate) mod demo;
 mod doctor;
 pub(crate) mod memory;
+pub(crate) mod model;
 mod plan;
 mod run;
 mod shared;
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) interrupted: Arc<AtomicBool>,
     /// The user's data folder.
     pub(crate) data_dir: Option<PathBuf>,
+    /// Settings of the hub's client, and where what is fetched is kept.
+    pub(crate) hub: tierkeep_hub::Settings,
     /// This binary.
     pub(crate) program: Option<PathBuf>,
     /// Where it was started.

@@ -2,13 +2,14 @@
 
 use anyhow::{Result, bail};
 
-use super::{Context, shared};
+use super::{Context, model, shared};
 use crate::args::PlanVerbArgs;
 use crate::exit::Outcome;
 use crate::render;
 
 pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
-    let model = shared::open_model(&args.model)?;
+    let opened = model::open(&args.model, &args.remote, context)?;
+    let model = &opened.catalogue;
     for warning in &model.warnings {
         render::warning(&format!("{}; remedy: {}", warning.finding, warning.remedy));
     }
@@ -17,22 +18,29 @@ pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
     {
         bail!("{} is a folder: give a file name to write the plan to", output.display());
     }
-    let facts = shared::facts(Some(&model), Some(&model.directory), !args.no_measure);
-    let usage = shared::usage(context, &model, args.planning.usage.as_deref());
+    let facts = opened.facts(!args.no_measure);
+    let usage = shared::usage(context, model, args.planning.usage.as_deref());
     let mut options = shared::options(&args.planning);
     // A plan may say what another engine would need; `run` refuses what this one lacks.
     options.engine.streamed_dense = true;
-    let plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
+    let plan = match shared::plan(model, &facts, &options, usage.as_ref()) {
         Ok(plan) => plan,
-        Err(error) => return shared::verdict(context, &args.model, error),
+        Err(error) => return shared::verdict(context, args.model.path(), error),
     };
     if let Some(output) = &args.output {
         plan.write(output)?;
     }
     if context.json {
-        render::json(&plan)?;
+        let mut json = serde_json::to_value(&plan)?;
+        if let (Some(download), Some(json)) = (&opened.download, json.as_object_mut()) {
+            json.insert("download".to_owned(), render::download_json(download));
+        }
+        render::json(&json)?;
     } else {
-        render::data(&render::plan(&plan, &model, context.style))?;
+        render::data(&render::plan(&plan, model, context.style))?;
+        if let Some(download) = &opened.download {
+            render::data(&format!("{}\n", render::download(download, context.style)))?;
+        }
         if let Some(output) = &args.output {
             render::next(&format!(
                 "written to {0}; next: tierkeep run {0} -p \"...\"",

@@ -1,6 +1,6 @@
 //! What several verbs do: find facts, a history, a model's plan; load an engine with a progress bar.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -27,11 +27,24 @@ pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
 
 /// Facts of this machine for a model, measured in this process or only read.
 pub(crate) fn facts(model: Option<&Catalogue>, directory: Option<&Path>, measure: bool) -> Facts {
+    let files = model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect());
+    probe(model, files, directory, measure)
+}
+
+/// The same for a model that is not here: of the disk that it would be on, its files not being there
+/// to measure.
+pub(crate) fn facts_elsewhere(model: &Catalogue, directory: &Path, measure: bool) -> Facts {
+    probe(Some(model), Vec::new(), Some(directory), measure)
+}
+
+fn probe(
+    model: Option<&Catalogue>,
+    files: Vec<PathBuf>,
+    directory: Option<&Path>,
+    measure: bool,
+) -> Facts {
     let bar = Bar::spinner("looking at the machine");
-    let probe = Probe::new()
-        .directory(directory.map(Path::to_owned))
-        .files(model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect()))
-        .measure(measure);
+    let probe = Probe::new().directory(directory.map(Path::to_owned)).files(files).measure(measure);
     let probe = match model.and_then(expert_read_bytes) {
         Some(bytes) => probe.read_bytes(bytes),
         None => probe,
@@ -171,4 +184,10 @@ pub(crate) fn session(model: &Catalogue) -> Session {
     let router = &spec.router;
     let (n_experts, n_active) = (router.n_experts as u32, router.n_experts_active as u32);
     Session::new(&model.fingerprint, &layers, n_experts, n_active)
+}
+
+/// The nearest folder that exists at or above a path: the disk that it will be written to.
+pub(crate) fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find(|p| p.is_dir()).map(Path::to_owned)
 }
