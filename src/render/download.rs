@@ -71,7 +71,7 @@ fn disk(answer: &DownloadAnswer, style: Style) -> String {
     let verdict = if short == 0 {
         style.paint(Tone::Ok, "enough")
     } else {
-        style.paint(Tone::Fail, &format!("{} too little", Bytes(short)))
+        style.paint(Tone::Fail, &format!("{} short", Bytes(short)))
     };
     format!("{} free at {target} ({}): {verdict}", Bytes(free), answer.free_bytes.source())
 }
