@@ -3,11 +3,14 @@
 //! Owns the order of the parts and what each may cost. Refuses to fail, to print and to read the
 //! environment: settings come from the caller and progress goes back to it.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::fact::Fact;
 use crate::facts::{DiskReadSpeed, Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
+use crate::topology::last_level_cache_bytes;
 use crate::tree::Tree;
+use crate::trial::TrialCommand;
 use crate::{bandwidth, cpu, disk, disk_read, gpu, memory, platform};
 
 const NOT_MEASURED: &str = "not measured (--no-measure)";
@@ -34,6 +37,7 @@ pub struct Probe {
     read_bytes: u64,
     queue_depth: u32,
     is_measuring: bool,
+    trial: Option<TrialCommand>,
 }
 
 impl Default for Probe {
@@ -53,6 +57,7 @@ impl Probe {
             read_bytes: DEFAULT_READ_BYTES,
             queue_depth: DEFAULT_QUEUE_DEPTH,
             is_measuring: true,
+            trial: None,
         }
     }
 
@@ -106,12 +111,27 @@ impl Probe {
         self
     }
 
+    /// The command that executes instructions, so that a set counts only if it works. It is run in a
+    /// child process and given the names of sets, by Rust's names, as further arguments. For each it
+    /// prints the line `NAME begins`, executes instructions of it, and prints `NAME right`,
+    /// `NAME wrong` or `NAME refused`. Without it, sets are only advertised, and said to be.
+    #[must_use]
+    pub fn trial<A: Into<OsString>>(
+        mut self,
+        program: PathBuf,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        self.trial = Some(TrialCommand { program, arguments });
+        self
+    }
+
     /// Finds everything out, telling `progress` before each part what it is. Cannot fail: what cannot
     /// be learnt is unknown, with the reason.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Facts {
         let tree = Tree::new(self.root.clone());
         progress("reading processor and memory");
-        let cpu = cpu::probe(&tree, self.affinity.as_deref());
+        let cpu = cpu::probe(&tree, self.affinity.as_deref(), self.trial.as_ref());
         let mut memory = memory::probe(&tree);
         progress("reading disk and platform");
         let mut disk = disk::probe(&tree, self.directory.as_deref());
@@ -127,7 +147,8 @@ impl Probe {
         };
         if self.is_measuring {
             progress("measuring memory bandwidth");
-            measure_memory(&tree, cpu.usable_threads.value().copied(), &mut memory);
+            let cache = cpu.caches.value().and_then(|caches| last_level_cache_bytes(caches));
+            measure_memory(&tree, cpu.usable_threads.value().copied(), cache, &mut memory);
             progress("measuring disk reads");
             disk.read = self.measure_disk(&tree);
         } else {
@@ -147,10 +168,15 @@ impl Probe {
     }
 }
 
-fn measure_memory(tree: &Tree, threads: Option<u64>, memory: &mut MemoryFacts) {
+fn measure_memory(
+    tree: &Tree,
+    threads: Option<u64>,
+    last_level_cache_bytes: Option<u64>,
+    memory: &mut MemoryFacts,
+) {
     let (all, one) = match memory.usable_bytes.value() {
         Some(&usable) if tree.is_live() => {
-            bandwidth::measure(threads.unwrap_or(1), usable, cpu::last_level_cache_bytes(tree))
+            bandwidth::measure(threads.unwrap_or(1), usable, last_level_cache_bytes)
         }
         Some(_) => {
             let reason = "a recorded tree has no memory to measure";

@@ -10,7 +10,9 @@ use tierkeep_doctor::{filesystem_kind, parse};
 fn parse_all(text: &str) {
     let _ = parse::parse_meminfo(text);
     let _ = parse::parse_process_status(text);
+    let _ = parse::parse_node_total(text);
     let _ = parse::parse_process_io(text);
+    assert!(parse::parse_trial(text).answers.len() <= text.lines().count());
     let _ = parse::parse_cpus_allowed_list(text);
     let info = parse::parse_cpuinfo(text);
     assert!(info.processors.len() <= text.lines().count());
@@ -82,7 +84,8 @@ proptest! {
     fn cpu_lists_round_trip(cpus in prop::collection::btree_set(0_usize..512, 0..40)) {
         let cpus: Vec<usize> = cpus.into_iter().collect();
         let text = cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        prop_assert_eq!(parse::parse_cpu_list(&text).unwrap(), cpus);
+        prop_assert_eq!(&parse::parse_cpu_list(&text).unwrap(), &cpus);
+        prop_assert_eq!(parse::parse_cpu_list(&parse::format_cpu_list(&cpus)).unwrap(), cpus);
     }
 
     #[test]

@@ -29,3 +29,4 @@ pub use engine::{ABILITIES, Engine, Loading, Observer, Unobserved};
 pub use error::EngineError;
 pub use memory::MemoryError;
 pub use shard_io::{ReadCounter, ReadError};
+pub use tierkeep_kernels::trial;

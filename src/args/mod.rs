@@ -8,6 +8,7 @@ mod model;
 mod plan;
 mod planning;
 mod run;
+mod trial;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -19,6 +20,7 @@ pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
 pub(crate) use self::run::RunArgs;
+pub(crate) use self::trial::TrialArgs;
 pub(crate) use self::verify::VerifyArgs;
 
 /// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
@@ -72,6 +74,9 @@ pub(crate) enum Verb {
     /// Show the whole motion on the small model in examples/: doctor, plan, run, learn, run.
     #[command(after_help = "Example:\n  tierkeep demo")]
     Demo(DemoArgs),
+    /// Execute instructions of the given sets; `doctor` runs this in a child process.
+    #[command(hide = true)]
+    TryInstructions(TrialArgs),
 }
 
 #[cfg(test)]
@@ -86,11 +91,14 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What `--help` says, of every verb.
+    /// What `--help` says, of every verb that it shows.
     #[test]
     fn help() {
-        let verbs: Vec<String> =
-            Cli::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        let verbs: Vec<String> = Cli::command()
+            .get_subcommands()
+            .filter(|verb| !verb.is_hide_set())
+            .map(|verb| verb.get_name().to_owned())
+            .collect();
         for verb in std::iter::once("tierkeep").chain(verbs.iter().map(String::as_str)) {
             snapshot(&format!("help-{verb}"), |style| {
                 let mut cli = Cli::command().term_width(usize::from(style.width));

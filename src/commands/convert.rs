@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         }
         return Ok(Outcome::Fine);
     }
-    let disk = shared::facts(None, shared::existing_ancestor(&args.out).as_deref(), false).disk;
+    let disk = shared::disk(shared::existing_ancestor(&args.out).as_deref());
     if let Some(&free) = disk.free_bytes.value()
         && free < planned.0
     {

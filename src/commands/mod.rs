@@ -9,6 +9,7 @@ pub(crate) mod model;
 mod plan;
 mod run;
 mod shared;
+mod trial;
 mod verify;
 
 use std::path::PathBuf;
@@ -49,5 +50,6 @@ pub(crate) fn run(verb: &Verb, context: &Context) -> Result<Outcome> {
         Verb::Verify(args) => verify::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
         Verb::Demo(args) => demo::run(args, context),
+        Verb::TryInstructions(args) => trial::run(args),
     }
 }

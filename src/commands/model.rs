@@ -230,13 +230,15 @@ fn not_downloaded(answer: &DownloadAnswer, verb: &'static str, then: &str) -> No
 impl Opened {
     /// Facts of this machine for the model: measured on its own files where they are here, and on the
     /// disk that it would be downloaded to where they are not.
-    pub(crate) fn facts(&self, measure: bool) -> Facts {
+    pub(crate) fn facts(&self, context: &Context, measure: bool) -> Facts {
         match &self.download {
             None => {
                 let directory = Some(self.catalogue.directory.as_path());
-                shared::facts(Some(&self.catalogue), directory, measure)
+                shared::facts(context, Some(&self.catalogue), directory, measure)
             }
-            Some(download) => shared::facts_elsewhere(&self.catalogue, &download.target, measure),
+            Some(download) => {
+                shared::facts_elsewhere(context, &self.catalogue, &download.target, measure)
+            }
         }
     }
 }
@@ -286,7 +288,7 @@ impl<'a> There<'a> {
         };
         DownloadAnswer {
             download: Download::of(snapshot, &|name| snapshot.heads.contains_key(name), hub_cache),
-            free_bytes: shared::facts(None, Some(&target), false).disk.free_bytes,
+            free_bytes: shared::disk(Some(&target)).free_bytes,
             target,
             rate,
             snapshot: SnapshotFacts {

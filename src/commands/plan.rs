@@ -18,7 +18,7 @@ pub(crate) fn run(args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
     {
         bail!("{} is a folder: give a file name to write the plan to", output.display());
     }
-    let facts = opened.facts(!args.no_measure);
+    let facts = opened.facts(context, !args.no_measure);
     let usage = shared::usage(context, model, args.planning.usage.as_deref());
     let mut options = shared::options(&args.planning);
     // A plan may say what another engine would need; `run` refuses what this one lacks.

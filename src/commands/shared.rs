@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
-use tierkeep_doctor::{Facts, Probe};
+use tierkeep_doctor::{DiskFacts, Facts, Probe};
 use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
@@ -26,18 +26,35 @@ pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
 }
 
 /// Facts of this machine for a model, measured in this process or only read.
-pub(crate) fn facts(model: Option<&Catalogue>, directory: Option<&Path>, measure: bool) -> Facts {
+pub(crate) fn facts(
+    context: &Context,
+    model: Option<&Catalogue>,
+    directory: Option<&Path>,
+    measure: bool,
+) -> Facts {
     let files = model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect());
-    probe(model, files, directory, measure)
+    probe(context, model, files, directory, measure)
+}
+
+/// The disk under a directory, only read.
+pub(crate) fn disk(directory: Option<&Path>) -> DiskFacts {
+    let probe = Probe::new().directory(directory.map(Path::to_owned)).measure(false);
+    probe.run(&mut |_| {}).disk
 }
 
 /// The same for a model that is not here: of the disk that it would be on, its files not being there
 /// to measure.
-pub(crate) fn facts_elsewhere(model: &Catalogue, directory: &Path, measure: bool) -> Facts {
-    probe(Some(model), Vec::new(), Some(directory), measure)
+pub(crate) fn facts_elsewhere(
+    context: &Context,
+    model: &Catalogue,
+    directory: &Path,
+    measure: bool,
+) -> Facts {
+    probe(context, Some(model), Vec::new(), Some(directory), measure)
 }
 
 fn probe(
+    context: &Context,
     model: Option<&Catalogue>,
     files: Vec<PathBuf>,
     directory: Option<&Path>,
@@ -45,6 +62,10 @@ fn probe(
 ) -> Facts {
     let bar = Bar::spinner("looking at the machine");
     let probe = Probe::new().directory(directory.map(Path::to_owned)).files(files).measure(measure);
+    let probe = match &context.program {
+        Some(program) => probe.trial(program.clone(), ["try-instructions"]),
+        None => probe,
+    };
     let probe = match model.and_then(expert_read_bytes) {
         Some(bytes) => probe.read_bytes(bytes),
         None => probe,
@@ -77,7 +98,7 @@ pub(crate) fn facts_apart(context: &Context, model: &Catalogue, measure: bool) -
     let bar = Bar::spinner("measuring the machine");
     let measured = if measure { measured() } else { None };
     drop(bar);
-    measured.unwrap_or_else(|| facts(Some(model), Some(&model.directory), false))
+    measured.unwrap_or_else(|| facts(context, Some(model), Some(&model.directory), false))
 }
 
 /// Reads the history of a model; one that cannot be used is reported and set aside.

@@ -13,7 +13,7 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
     let directory = model::folder_for(&args.model, "verify", context)?;
     let model = shared::open_model(&directory)?;
     let oracle = read_oracle(&model.directory)?;
-    let facts = shared::facts(Some(&model), Some(&model.directory), false);
+    let facts = shared::facts(context, Some(&model), Some(&model.directory), false);
     let mut options = shared::options(&args.planning);
     let longest = oracle.iter().map(|c| c.prompt.len() + c.greedy.len()).max().unwrap_or(1);
     options.context = Some(options.context.unwrap_or(longest as u64));

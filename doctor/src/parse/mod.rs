@@ -8,17 +8,21 @@ mod cgroup;
 mod cpu;
 mod memory;
 mod mount;
+mod trial;
 
 pub use cgroup::{
     CgroupMembership, MemoryStat, parse_cfs_quota, parse_cgroup, parse_cgroup_limit, parse_cpu_max,
     parse_memory_stat,
 };
-pub use cpu::{CpuInfo, Processor, parse_cache_size, parse_cpu_list, parse_cpuinfo};
+pub use cpu::{
+    CpuInfo, Processor, format_cpu_list, parse_cache_size, parse_cpu_list, parse_cpuinfo,
+};
 pub use memory::{
-    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_process_io,
-    parse_process_status,
+    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_node_total,
+    parse_process_io, parse_process_status,
 };
 pub use mount::{Mount, parse_mountinfo};
+pub use trial::{TrialReport, parse_trial};
 
 use thiserror::Error;
 
