@@ -14,6 +14,7 @@ mod disk_read;
 mod fact;
 mod facts;
 mod gpu;
+mod gpu_sysfs;
 mod instructions;
 mod memory;
 pub mod parse;

@@ -11,7 +11,7 @@ use crate::facts::{DiskReadSpeed, Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
 use crate::topology::last_level_cache_bytes;
 use crate::tree::Tree;
 use crate::trial::TrialCommand;
-use crate::{bandwidth, cpu, disk, disk_read, gpu, memory, platform};
+use crate::{bandwidth, cpu, disk, disk_read, gpu, gpu_sysfs, memory, platform};
 
 const NOT_MEASURED: &str = "not measured (--no-measure)";
 
@@ -38,6 +38,7 @@ pub struct Probe {
     queue_depth: u32,
     is_measuring: bool,
     trial: Option<TrialCommand>,
+    nvml_library: Option<PathBuf>,
 }
 
 impl Default for Probe {
@@ -58,6 +59,7 @@ impl Probe {
             queue_depth: DEFAULT_QUEUE_DEPTH,
             is_measuring: true,
             trial: None,
+            nvml_library: None,
         }
     }
 
@@ -126,6 +128,14 @@ impl Probe {
         self
     }
 
+    /// Where NVIDIA's management library is, instead of its usual name; it is then loaded for a
+    /// recorded tree too.
+    #[must_use]
+    pub fn nvml_library(mut self, path: PathBuf) -> Self {
+        self.nvml_library = Some(path);
+        self
+    }
+
     /// Finds everything out, telling `progress` before each part what it is. Cannot fail: what cannot
     /// be learnt is unknown, with the reason.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Facts {
@@ -137,13 +147,10 @@ impl Probe {
         let mut disk = disk::probe(&tree, self.directory.as_deref());
         let platform = platform::probe(&tree);
         progress("asking the GPU driver");
-        let gpus = if tree.is_live() {
-            gpu::probe()
-        } else {
-            GpuFacts {
-                nvidia: Fact::unknown("a recorded tree has no GPU driver to ask"),
-                others: Fact::unknown("not looked for yet"),
-            }
+        let host_total_bytes = memory.total_bytes.value().copied();
+        let gpus = GpuFacts {
+            nvidia: gpu::probe(&tree, self.nvml_library.as_deref(), host_total_bytes),
+            others: gpu_sysfs::probe(&tree),
         };
         if self.is_measuring {
             progress("measuring memory bandwidth");

@@ -176,6 +176,7 @@ fn end_of(status: ExitStatus) -> End {
 }
 
 #[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 mod tests {
     use super::*;
 

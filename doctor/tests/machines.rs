@@ -8,7 +8,9 @@ mod support;
 use std::path::PathBuf;
 
 use support::{facts, made, recorded};
-use tierkeep_doctor::{CgroupLimit, CgroupVersion, Fact, Facts, FilesystemKind, Probe, Source};
+use tierkeep_doctor::{
+    CgroupLimit, CgroupVersion, Fact, Facts, FilesystemKind, HugePagePool, Probe, Source,
+};
 
 const GIB: u64 = 1 << 30;
 
@@ -263,4 +265,70 @@ fn paths_that_climb_do_not_leave_the_tree() {
         ("sys/fs/cgroup/memory.current", "0\n"),
     ]);
     assert_eq!(binding(&facts(root.path())).headroom_bytes, 4 * GIB);
+}
+
+#[test]
+fn m3_zfs_gives_back_all_but_its_minimum() {
+    let root = made(&[
+        ("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 20971520 kB\n"),
+        ("proc/self/cgroup", "0::/\n"),
+        (
+            "proc/spl/kstat/zfs/arcstats",
+            "13 1 0x01 147 39984 1 2\nname type data\nc_min 4 2147483648\nsize 4 34359738368\n",
+        ),
+    ]);
+    let memory = facts(root.path()).memory;
+    assert_eq!(memory.zfs_arc_bytes.value(), Some(&(32 * GIB)));
+    assert_eq!(memory.available_bytes.value(), Some(&(50 * GIB)));
+    assert_eq!(memory.available_bytes.source(), Source::Estimated);
+    assert!(memory.available_bytes.detail().contains("c_min"), "{memory:?}");
+    assert_eq!(memory.usable_bytes.value(), Some(&(50 * GIB)));
+    // A cache at its minimum gives nothing, and none is known to be none.
+    support::write(root.path(), "proc/spl/kstat/zfs/arcstats", "c_min 4 2000\nsize 4 1000\n");
+    assert_eq!(facts(root.path()).memory.available_bytes.value(), Some(&(20 * GIB)));
+    std::fs::remove_dir_all(root.path().join("proc/spl")).unwrap();
+    assert_eq!(facts(root.path()).memory.zfs_arc_bytes.value(), Some(&0));
+    support::write(root.path(), "proc/spl/kstat/zfs/arcstats", "nonsense\n");
+    assert!(facts(root.path()).memory.zfs_arc_bytes.is_unknown());
+}
+
+#[test]
+fn m12_locked_memory_swap_and_pools_are_told() {
+    let limits = |soft: &str| {
+        format!(
+            "Limit                     Soft Limit           Hard Limit           Units     \n\
+             Max locked memory         {soft}              {soft}              bytes     \n"
+        )
+    };
+    let root = made(&[
+        (
+            "proc/meminfo",
+            "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\nSwapTotal: 8388608 kB\n\
+             SwapFree: 1048576 kB\n",
+        ),
+        ("proc/self/limits", &limits("65536")),
+        ("proc/self/status", "CapEff:\t0000000000000000\n"),
+        ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "4\n"),
+        ("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "3\n"),
+        ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n"),
+        ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0\n"),
+        ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+    ]);
+    let memory = facts(root.path()).memory;
+    assert_eq!(memory.locked_limit_bytes.value(), Some(&Some(65536)));
+    assert_eq!(memory.swap_total_bytes.value(), Some(&(8 * GIB)));
+    assert_eq!(memory.swap_free_bytes.value(), Some(&GIB));
+    let pool = |page_bytes, total, free| HugePagePool { page_bytes, total, free };
+    let pools = [pool(2 << 20, 0, 0), pool(1 << 30, 4, 3)];
+    assert_eq!(memory.huge_pages.value().unwrap(), &pools);
+    assert_eq!(memory.transparent_huge_pages.value().unwrap(), "madvise");
+    support::write(root.path(), "proc/self/status", "CapEff:\t0000000000004000\n");
+    let locked = facts(root.path()).memory.locked_limit_bytes;
+    assert_eq!(locked.value(), Some(&None));
+    assert!(locked.detail().contains("CAP_IPC_LOCK"), "{}", locked.detail());
+    support::write(root.path(), "proc/self/limits", &limits("unlimited"));
+    support::write(root.path(), "proc/self/status", "CapEff:\t0000000000000000\n");
+    assert_eq!(facts(root.path()).memory.locked_limit_bytes.value(), Some(&None));
+    support::write(root.path(), "proc/self/limits", "Max cpu time unlimited\n");
+    assert!(facts(root.path()).memory.locked_limit_bytes.is_unknown());
 }

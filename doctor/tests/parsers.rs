@@ -26,6 +26,17 @@ fn parse_all(text: &str) {
     let _ = parse::parse_cfs_quota(text, text);
     let _ = parse::parse_memory_stat(text).reclaimable_bytes();
     let _ = parse::parse_mountinfo(text);
+    let _ = parse::parse_huge_page_folder(text);
+    assert!(parse::parse_choice(text).is_none_or(|choice| text.contains(choice)));
+    let _ = parse::parse_arcstats(text);
+    let _ = parse::parse_locked_limit(text);
+    let _ = parse::can_lock_all(text);
+    let _ = parse::parse_kfd_property(text, "simd_count");
+    let _ = parse::parse_pci_location(text);
+    let link = (parse::parse_link_generation(text), parse::parse_link_width(text));
+    if let (Some(generation), Some(width)) = link {
+        assert!(parse::link_bytes_per_s(generation, width).is_some_and(f64::is_finite));
+    }
     let _ = filesystem_kind(text);
 }
 
