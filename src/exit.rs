@@ -183,6 +183,7 @@ fn engine(error: &EngineError) -> Class {
     match error {
         EngineError::Plan(e) => plan(e),
         EngineError::Lacking { .. } => verdict("engine.lacking"),
+        EngineError::Unsupported(_) => verdict("engine.unsupported"),
         EngineError::Memory(_) => verdict("engine.memory"),
         EngineError::Isa(_) => verdict("engine.isa"),
         EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),
@@ -191,6 +192,7 @@ fn engine(error: &EngineError) -> Class {
         EngineError::Read(tierkeep_engine::ReadError::Changed { .. }) => verdict("engine.changed"),
         EngineError::Read(_) => failure("engine.read"),
         EngineError::Threads(_) => failure("engine.threads"),
+        EngineError::NoKernel { .. } => failure("engine.no_kernel"),
         EngineError::Matrix(_) => failure("engine.matrix"),
         EngineError::Unbound { .. } => failure("engine.unbound"),
         EngineError::MixedAttention => failure("engine.mixed_attention"),
@@ -209,6 +211,7 @@ fn text(error: &TextError) -> Class {
 
 fn convert(error: &ConvertError) -> Class {
     match error {
+        ConvertError::Unsupported(_) => verdict("convert.unsupported"),
         ConvertError::Requantise { .. } => verdict("convert.requantise"),
         ConvertError::NotFinite { .. } => verdict("convert.not_finite"),
         _ => failure("convert"),
