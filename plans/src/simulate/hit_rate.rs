@@ -96,12 +96,12 @@ fn assumed(family: Family, planned: &PlannedCache<'_>, why_not: &str) -> HitRate
         p90: mean(prior.p90),
         evidence: format!(
             "assumed: shipped prior for {}, hit = (cap / experts)^{:.2} (from {:.2} to {:.2}), \
-             {}; {why_not}",
+             fitted to {}; {why_not}",
             family.model_type(),
             prior.p50,
             prior.p10,
             prior.p90,
-            prior.origin
+            prior.fitted_to
         ),
     }
 }
