@@ -5,10 +5,13 @@ use tierkeep_engine::EngineError;
 use tierkeep_engine::convert::ConvertError;
 use tierkeep_engine::text::TextError;
 use tierkeep_engine::verify::OracleError;
+use tierkeep_hub::HubError;
+use tierkeep_hub::local::LocalError;
 use tierkeep_plans::catalogue::{CatalogueError, HeaderError};
 use tierkeep_plans::plan::PlanError;
 use tierkeep_plans::planner::PlanRefusal;
 
+use crate::commands::model::NotDownloaded;
 use crate::render;
 
 /// Exit code of an interrupted run.
@@ -41,6 +44,10 @@ pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool, json: bool) ->
         Ok(Outcome::Verdict) => 1,
         Ok(Outcome::Interrupted) => INTERRUPTED,
         Err(error) => {
+            if is_interrupt(&error) {
+                render::note("interrupted");
+                return INTERRUPTED;
+            }
             let class = class(&error);
             // A reader that went away, such as `head`, is no error of ours to talk about.
             let is_pipe = error
@@ -91,6 +98,11 @@ fn failure(kind: &'static str) -> Class {
     Class { kind, is_verdict: false }
 }
 
+/// Whether it failed because the user interrupted it.
+fn is_interrupt(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(HubError::Interrupted)))
+}
+
 /// The class of the first cause that has one.
 fn class(error: &anyhow::Error) -> Class {
     for cause in error.chain() {
@@ -106,6 +118,12 @@ fn class(error: &anyhow::Error) -> Class {
             text(e)
         } else if let Some(e) = cause.downcast_ref::<ConvertError>() {
             convert(e)
+        } else if let Some(e) = cause.downcast_ref::<HubError>() {
+            hub(e)
+        } else if let Some(e) = cause.downcast_ref::<LocalError>() {
+            local(e)
+        } else if cause.downcast_ref::<NotDownloaded>().is_some() {
+            verdict("model.not_downloaded")
         } else if cause.downcast_ref::<OracleError>().is_some() {
             failure("oracle")
         } else if cause.downcast_ref::<std::io::Error>().is_some() {
@@ -165,6 +183,7 @@ fn engine(error: &EngineError) -> Class {
     match error {
         EngineError::Plan(e) => plan(e),
         EngineError::Lacking { .. } => verdict("engine.lacking"),
+        EngineError::Unsupported(_) => verdict("engine.unsupported"),
         EngineError::Memory(_) => verdict("engine.memory"),
         EngineError::Isa(_) => verdict("engine.isa"),
         EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),
@@ -173,6 +192,7 @@ fn engine(error: &EngineError) -> Class {
         EngineError::Read(tierkeep_engine::ReadError::Changed { .. }) => verdict("engine.changed"),
         EngineError::Read(_) => failure("engine.read"),
         EngineError::Threads(_) => failure("engine.threads"),
+        EngineError::NoKernel { .. } => failure("engine.no_kernel"),
         EngineError::Matrix(_) => failure("engine.matrix"),
         EngineError::Unbound { .. } => failure("engine.unbound"),
         EngineError::MixedAttention => failure("engine.mixed_attention"),
@@ -191,8 +211,48 @@ fn text(error: &TextError) -> Class {
 
 fn convert(error: &ConvertError) -> Class {
     match error {
+        ConvertError::Unsupported(_) => verdict("convert.unsupported"),
         ConvertError::Requantise { .. } => verdict("convert.requantise"),
         ConvertError::NotFinite { .. } => verdict("convert.not_finite"),
         _ => failure("convert"),
+    }
+}
+
+/// Only what is known of the model itself is a verdict about it: what a server refuses or lacks may be
+/// the fault of the address, the token or the network.
+fn hub(error: &HubError) -> Class {
+    match error {
+        HubError::NoSafetensors { .. } => verdict("model.no_shards"),
+        HubError::BadReference { .. } => failure("usage"),
+        HubError::Setting { .. } => failure("hub.setting"),
+        HubError::Gated { .. } => failure("hub.gated"),
+        HubError::RepoNotFound { .. } => failure("hub.repo_not_found"),
+        HubError::RevisionNotFound { .. } => failure("hub.revision_not_found"),
+        HubError::BadToken { .. } => failure("hub.bad_token"),
+        HubError::Missing { .. } => failure("hub.missing"),
+        HubError::Refused { .. } => failure("hub.refused"),
+        HubError::RateLimited { .. } => failure("hub.rate_limited"),
+        HubError::Unreachable { .. } => failure("hub.unreachable"),
+        HubError::OfflineMode { .. } => failure("hub.offline"),
+        HubError::NoConfig { .. } => failure("model.not_a_model"),
+        HubError::NoRanges { .. } => failure("hub.no_ranges"),
+        HubError::Stalled { .. } => failure("hub.stalled"),
+        HubError::Broken { .. } => failure("hub.broken"),
+        HubError::Contradiction { .. } => failure("hub.contradiction"),
+        HubError::TooLarge { .. } => failure("hub.too_large"),
+        HubError::BadAnswer { .. } => failure("hub.bad_answer"),
+        HubError::Redirect { .. } => failure("hub.redirect"),
+        HubError::Tls { .. } => failure("hub.tls"),
+        HubError::Io { .. } => failure("hub.io"),
+        HubError::Interrupted => failure("hub.interrupted"),
+    }
+}
+
+fn local(error: &LocalError) -> Class {
+    match error {
+        LocalError::NotCached { .. } | LocalError::NoCache { .. } => failure("hub.not_cached"),
+        LocalError::OtherRevisions { .. } => failure("hub.revision_not_cached"),
+        LocalError::BrokenLink { .. } => verdict("model.missing_shard"),
+        LocalError::Io { .. } => failure("hub.io"),
     }
 }

@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         style: style(),
         interrupted,
         data_dir: data_dir(),
+        hub: tierkeep_hub::Settings::from_env(|name| std::env::var_os(name)),
         program: std::env::current_exe().ok(),
         work_dir: std::env::current_dir().ok(),
     };

@@ -20,6 +20,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tierkeep-hub", &[]),
     ("tierkeep-kernels", &[]),
     ("tierkeep-cuda", &[]),
+    // A workspace of its own: nothing depends on it.
+    ("tierkeep-fuzz", &["tierkeep-plans", "tierkeep-doctor"]),
 ];
 
 /// The same for tests alone: the engine's tests make machine facts.

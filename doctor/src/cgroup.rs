@@ -238,29 +238,60 @@ pub(crate) fn memory_peak(tree: &Tree) -> Result<(u64, String), String> {
     Err("no control group of this process counts its peak memory".to_owned())
 }
 
-/// The smallest CPU quota of this process's groups, in CPUs, and the group that has it.
-pub(crate) fn cpu_quota(tree: &Tree) -> Result<Option<(f64, String)>, String> {
-    let mut smallest: Option<(f64, String)> = None;
+/// CPU quotas of this process's groups.
+#[derive(Debug, Default)]
+pub(crate) struct Quota {
+    /// The smallest, in CPUs, and the group that has it.
+    pub(crate) smallest: Option<(f64, String)>,
+    /// What could not be read of groups whose quota is thus not known.
+    pub(crate) problems: Vec<String>,
+}
+
+/// The CPU quotas of this process's group and every ancestor that is visible.
+pub(crate) fn cpu_quota(tree: &Tree) -> Result<Quota, String> {
+    let mut quota = Quota::default();
     for group in groups(tree, "cpu").map_err(|error| error.to_string())? {
-        let optional =
-            |file| group.read_optional(tree, file).map_err(|error: ReadError| error.to_string());
-        let quota = match group.version {
-            CgroupVersion::V1 => {
-                match (optional("cpu.cfs_quota_us")?, optional("cpu.cfs_period_us")?) {
-                    (Some(quota), Some(period)) => parse::parse_cfs_quota(&quota, &period),
-                    _ => Ok(None),
-                }
+        match own_quota(tree, &group) {
+            Ok(Some(cpus)) if quota.smallest.as_ref().is_none_or(|(other, _)| cpus < *other) => {
+                quota.smallest = Some((cpus, group.name));
             }
-            CgroupVersion::V2 => {
-                optional("cpu.max")?.map_or(Ok(None), |text| parse::parse_cpu_max(&text))
-            }
-        };
-        let quota = quota.map_err(|error| format!("control group {}: {error}", group.name))?;
-        if let Some(cpus) = quota
-            && smallest.as_ref().is_none_or(|(other, _)| cpus < *other)
-        {
-            smallest = Some((cpus, group.name));
+            Ok(_) => {}
+            Err(problem) => quota.problems.push(problem),
         }
     }
-    Ok(smallest)
+    Ok(quota)
+}
+
+/// The quota set on one group itself, in CPUs.
+fn own_quota(tree: &Tree, group: &Group) -> Result<Option<f64>, String> {
+    let optional =
+        |file| group.read_optional(tree, file).map_err(|error: ReadError| error.to_string());
+    let quota = match group.version {
+        CgroupVersion::V1 => {
+            match (optional("cpu.cfs_quota_us")?, optional("cpu.cfs_period_us")?) {
+                (Some(quota), Some(period)) => parse::parse_cfs_quota(&quota, &period),
+                _ => Ok(None),
+            }
+        }
+        CgroupVersion::V2 => {
+            optional("cpu.max")?.map_or(Ok(None), |text| parse::parse_cpu_max(&text))
+        }
+    };
+    quota.map_err(|error| format!("control group {}: {error}", group.name))
+}
+
+/// The CPUs of this process's own cpuset and the group that they belong to. Not every group has one.
+pub(crate) fn cpuset(tree: &Tree) -> Option<(String, Vec<usize>)> {
+    groups(tree, "cpuset").ok()?.into_iter().find_map(|group| {
+        // The effective list is what is left of the one that was set; version 1 names it otherwise.
+        let files: &[&str] = match group.version {
+            CgroupVersion::V1 => &["cpuset.effective_cpus", "cpuset.cpus"],
+            CgroupVersion::V2 => &["cpuset.cpus.effective", "cpuset.cpus"],
+        };
+        let cpus = files.iter().find_map(|file| {
+            let cpus = parse::parse_cpu_list(&group.read(tree, file).ok()?).ok()?;
+            Some(cpus).filter(|cpus| !cpus.is_empty())
+        })?;
+        Some((group.name, cpus))
+    })
 }

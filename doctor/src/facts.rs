@@ -76,6 +76,9 @@ pub struct CpuFacts {
     /// core, of the fast kind where there are two, and no more than its CPU quota rounded up. At
     /// least 1. The detail says which limit made it so.
     pub usable_threads: Fact<u64>,
+    /// Where those threads belong: the first thread of each core that they are counted for, before
+    /// any quota, as a list such as `0-15`.
+    pub usable_cpus: Fact<String>,
     /// Instruction sets that matter here, by Rust's names (`avx2`, `avx512vnni`, `dotprod`). The
     /// detail says whether they were tried or are only advertised.
     pub instruction_sets: Fact<Vec<String>>,

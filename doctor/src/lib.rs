@@ -14,13 +14,17 @@ mod disk_read;
 mod fact;
 mod facts;
 mod gpu;
+mod gpu_sysfs;
+mod instructions;
 mod memory;
 pub mod parse;
 mod platform;
 mod probe;
 pub mod process;
 mod saved;
+mod topology;
 mod tree;
+mod trial;
 
 pub use disk::filesystem_kind;
 pub use fact::{Fact, Source};

@@ -3,12 +3,15 @@
 //! Owns the order of the parts and what each may cost. Refuses to fail, to print and to read the
 //! environment: settings come from the caller and progress goes back to it.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::fact::Fact;
 use crate::facts::{DiskReadSpeed, Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
+use crate::topology::last_level_cache_bytes;
 use crate::tree::Tree;
-use crate::{bandwidth, cpu, disk, disk_read, gpu, memory, platform};
+use crate::trial::TrialCommand;
+use crate::{bandwidth, cpu, disk, disk_read, gpu, gpu_sysfs, memory, platform};
 
 const NOT_MEASURED: &str = "not measured (--no-measure)";
 
@@ -34,6 +37,8 @@ pub struct Probe {
     read_bytes: u64,
     queue_depth: u32,
     is_measuring: bool,
+    trial: Option<TrialCommand>,
+    nvml_library: Option<PathBuf>,
 }
 
 impl Default for Probe {
@@ -53,6 +58,8 @@ impl Probe {
             read_bytes: DEFAULT_READ_BYTES,
             queue_depth: DEFAULT_QUEUE_DEPTH,
             is_measuring: true,
+            trial: None,
+            nvml_library: None,
         }
     }
 
@@ -106,28 +113,49 @@ impl Probe {
         self
     }
 
+    /// The command that executes instructions, so that a set counts only if it works. It is run in a
+    /// child process and given the names of sets, by Rust's names, as further arguments. For each it
+    /// prints the line `NAME begins`, executes instructions of it, and prints `NAME right`,
+    /// `NAME wrong` or `NAME refused`. Without it, sets are only advertised, and said to be.
+    #[must_use]
+    pub fn trial<A: Into<OsString>>(
+        mut self,
+        program: PathBuf,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        self.trial = Some(TrialCommand { program, arguments });
+        self
+    }
+
+    /// Where NVIDIA's management library is, instead of its usual name; it is then loaded for a
+    /// recorded tree too.
+    #[must_use]
+    pub fn nvml_library(mut self, path: PathBuf) -> Self {
+        self.nvml_library = Some(path);
+        self
+    }
+
     /// Finds everything out, telling `progress` before each part what it is. Cannot fail: what cannot
     /// be learnt is unknown, with the reason.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Facts {
         let tree = Tree::new(self.root.clone());
         progress("reading processor and memory");
-        let cpu = cpu::probe(&tree, self.affinity.as_deref());
+        let cpu = cpu::probe(&tree, self.affinity.as_deref(), self.trial.as_ref());
         let mut memory = memory::probe(&tree);
         progress("reading disk and platform");
         let mut disk = disk::probe(&tree, self.directory.as_deref());
         let platform = platform::probe(&tree);
         progress("asking the GPU driver");
-        let gpus = if tree.is_live() {
-            gpu::probe()
-        } else {
-            GpuFacts {
-                nvidia: Fact::unknown("a recorded tree has no GPU driver to ask"),
-                others: Fact::unknown("not looked for yet"),
-            }
+        let host_total_bytes = memory.total_bytes.value().copied();
+        let gpus = GpuFacts {
+            nvidia: gpu::probe(&tree, self.nvml_library.as_deref(), host_total_bytes),
+            others: gpu_sysfs::probe(&tree),
         };
         if self.is_measuring {
             progress("measuring memory bandwidth");
-            measure_memory(&tree, cpu.usable_threads.value().copied(), &mut memory);
+            let cache = cpu.caches.value().and_then(|caches| last_level_cache_bytes(caches));
+            measure_memory(&tree, cpu.usable_threads.value().copied(), cache, &mut memory);
             progress("measuring disk reads");
             disk.read = self.measure_disk(&tree);
         } else {
@@ -147,10 +175,15 @@ impl Probe {
     }
 }
 
-fn measure_memory(tree: &Tree, threads: Option<u64>, memory: &mut MemoryFacts) {
+fn measure_memory(
+    tree: &Tree,
+    threads: Option<u64>,
+    last_level_cache_bytes: Option<u64>,
+    memory: &mut MemoryFacts,
+) {
     let (all, one) = match memory.usable_bytes.value() {
         Some(&usable) if tree.is_live() => {
-            bandwidth::measure(threads.unwrap_or(1), usable, cpu::last_level_cache_bytes(tree))
+            bandwidth::measure(threads.unwrap_or(1), usable, last_level_cache_bytes)
         }
         Some(_) => {
             let reason = "a recorded tree has no memory to measure";

@@ -13,6 +13,9 @@ use thiserror::Error;
 /// Kernel text files are small; `/proc/cpuinfo` of the largest machines is about 8 MiB.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
+/// Folders of devices hold hundreds of names at most.
+const MAX_NAMES: usize = 65_536;
+
 /// A file of the tree could not be read.
 #[derive(Debug, Error)]
 #[error("cannot read {path}: {error}")]
@@ -71,6 +74,23 @@ impl Tree {
 
     pub(crate) fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
+    }
+
+    /// Names of what a folder holds, sorted; names that are not UTF-8 are left out.
+    pub(crate) fn list(&self, path: impl AsRef<Path>) -> Result<Vec<String>, ReadError> {
+        let path = path.as_ref();
+        let read = || {
+            if cfg!(not(target_os = "linux")) && self.is_live() {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, crate::NOT_SUPPORTED));
+            }
+            let mut names = Vec::new();
+            for entry in std::fs::read_dir(self.path(path))?.take(MAX_NAMES) {
+                names.extend(entry?.file_name().into_string());
+            }
+            names.sort_unstable();
+            Ok(names)
+        };
+        read().map_err(|error| ReadError { path: path.display().to_string(), error })
     }
 
     /// The text of a file; bytes that are not UTF-8 become replacement characters.

@@ -1,36 +1,18 @@
-//! Recorded and made-up machines, by the rows M1 to M11 of the project's list of cases.
+//! Recorded and made-up machines: memory, disks and what cannot be read, by the rows M1 to M3 and M8 to
+//! M12 of the project's list of cases. Processors are in `processors.rs`, GPUs in `gpus.rs`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod support;
 
-use tempfile::TempDir;
-use tierkeep_doctor::{CgroupLimit, CgroupVersion, Fact, Facts, FilesystemKind, Probe, Source};
+use std::path::PathBuf;
+
+use support::{facts, made, recorded};
+use tierkeep_doctor::{
+    CgroupLimit, CgroupVersion, Fact, Facts, FilesystemKind, HugePagePool, Probe, Source,
+};
 
 const GIB: u64 = 1 << 30;
-
-fn recorded(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
-fn made(files: &[(&str, &str)]) -> TempDir {
-    let root = TempDir::new().unwrap();
-    for (path, text) in files {
-        write(root.path(), path, text);
-    }
-    root
-}
-
-fn write(root: &Path, path: &str, text: &str) {
-    let path = root.join(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
-
-fn facts(root: &Path) -> Facts {
-    Probe::new().root(root.to_path_buf()).measure(false).run(&mut |_| {})
-}
 
 fn binding(facts: &Facts) -> &CgroupLimit {
     match facts.memory.limit.value() {
@@ -179,92 +161,6 @@ fn m3_without_mem_available_the_figure_is_an_estimate() {
     assert_eq!(facts.memory.available_bytes.source(), Source::Estimated);
 }
 
-/// Two sockets of 16 cores; threads 32 to 63 are the siblings of 0 to 31. Core numbers repeat in each
-/// socket.
-fn two_sockets() -> TempDir {
-    let root = made(&[
-        ("sys/devices/system/cpu/online", "0-63\n"),
-        ("proc/self/status", "Cpus_allowed_list:\t0-63\n"),
-        ("proc/self/cgroup", "0::/a/b\n"),
-        ("proc/self/mountinfo", "27 22 0:24 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
-        ("sys/fs/cgroup/a/b/cpu.max", "max 100000\n"),
-    ]);
-    for cpu in 0..64 {
-        let folder = format!("sys/devices/system/cpu/cpu{cpu}/topology");
-        write(
-            root.path(),
-            &format!("{folder}/physical_package_id"),
-            &format!("{}\n", cpu % 32 / 16),
-        );
-        write(root.path(), &format!("{folder}/core_id"), &format!("{}\n", cpu % 16));
-    }
-    root
-}
-
-#[test]
-fn m4_siblings_are_not_planned_for() {
-    let root = two_sockets();
-    let cpu = facts(root.path()).cpu;
-    assert_eq!(cpu.logical_cores.value(), Some(&64));
-    assert_eq!(cpu.physical_cores.value(), Some(&32));
-    assert_eq!(cpu.usable_threads.value(), Some(&32));
-    assert!(cpu.usable_threads.detail().contains("32 physical cores"), "{cpu:?}");
-}
-
-#[test]
-fn m4_a_mask_of_eight_gives_eight() {
-    let root = two_sockets();
-    let probe = Probe::new().root(root.path().to_path_buf()).measure(false);
-    for (mask, threads) in [
-        ((0..8).collect::<Vec<_>>(), 8),
-        // Four cores with both threads each.
-        (vec![0, 1, 2, 3, 32, 33, 34, 35], 4),
-        // Numbers beyond what is online are not counted.
-        (vec![62, 63, 64, 65], 2),
-    ] {
-        let facts = probe.clone().affinity(mask.clone()).run(&mut |_| {});
-        assert_eq!(facts.cpu.usable_threads.value(), Some(&threads), "{mask:?}");
-        assert_eq!(facts.cpu.physical_cores.value(), Some(&32));
-    }
-    write(root.path(), "proc/self/status", "Cpus_allowed_list:\t8-15\n");
-    assert_eq!(facts(root.path()).cpu.usable_threads.value(), Some(&8));
-}
-
-#[test]
-fn m4_a_cpu_quota_of_an_ancestor_is_rounded_up() {
-    let root = two_sockets();
-    write(root.path(), "sys/fs/cgroup/a/cpu.max", "250000 100000\n");
-    let threads = facts(root.path()).cpu.usable_threads;
-    assert_eq!(threads.value(), Some(&3));
-    assert!(threads.detail().contains("/a allows 2.50 CPUs"), "{}", threads.detail());
-    write(root.path(), "sys/fs/cgroup/a/cpu.max", "1000 100000\n");
-    assert_eq!(facts(root.path()).cpu.usable_threads.value(), Some(&1));
-}
-
-#[test]
-fn m4_version_1_quota_is_found_too() {
-    let root = two_sockets();
-    write(root.path(), "proc/self/cgroup", "2:cpu,cpuacct:/docker/x\n");
-    let mount = "1 2 0:3 /docker/x /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
-    write(root.path(), "proc/self/mountinfo", mount);
-    write(root.path(), "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "400000\n");
-    write(root.path(), "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
-    assert_eq!(facts(root.path()).cpu.usable_threads.value(), Some(&4));
-}
-
-#[test]
-fn recorded_instruction_sets_and_threads() {
-    let cpu = facts(&recorded("cgroup-v2-systemd")).cpu;
-    assert_eq!(
-        cpu.instruction_sets.value().unwrap(),
-        &["sse4.1", "avx2", "fma", "f16c", "avxvnni"]
-    );
-    assert_eq!(cpu.model_name.value().unwrap(), "12th Gen Intel(R) Core(TM) i5-12400");
-    // No topology in /sys: the ids in /proc/cpuinfo serve; the quota of 1.5 CPUs is rounded up.
-    assert_eq!(cpu.physical_cores.value(), Some(&2));
-    assert_eq!(cpu.usable_threads.value(), Some(&2));
-}
-
 #[test]
 fn m8_no_driver_is_a_fact() {
     // Of the running machine: with a driver there are devices, without one a reason.
@@ -369,4 +265,70 @@ fn paths_that_climb_do_not_leave_the_tree() {
         ("sys/fs/cgroup/memory.current", "0\n"),
     ]);
     assert_eq!(binding(&facts(root.path())).headroom_bytes, 4 * GIB);
+}
+
+#[test]
+fn m3_zfs_gives_back_all_but_its_minimum() {
+    let root = made(&[
+        ("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 20971520 kB\n"),
+        ("proc/self/cgroup", "0::/\n"),
+        (
+            "proc/spl/kstat/zfs/arcstats",
+            "13 1 0x01 147 39984 1 2\nname type data\nc_min 4 2147483648\nsize 4 34359738368\n",
+        ),
+    ]);
+    let memory = facts(root.path()).memory;
+    assert_eq!(memory.zfs_arc_bytes.value(), Some(&(32 * GIB)));
+    assert_eq!(memory.available_bytes.value(), Some(&(50 * GIB)));
+    assert_eq!(memory.available_bytes.source(), Source::Estimated);
+    assert!(memory.available_bytes.detail().contains("c_min"), "{memory:?}");
+    assert_eq!(memory.usable_bytes.value(), Some(&(50 * GIB)));
+    // A cache at its minimum gives nothing, and none is known to be none.
+    support::write(root.path(), "proc/spl/kstat/zfs/arcstats", "c_min 4 2000\nsize 4 1000\n");
+    assert_eq!(facts(root.path()).memory.available_bytes.value(), Some(&(20 * GIB)));
+    std::fs::remove_dir_all(root.path().join("proc/spl")).unwrap();
+    assert_eq!(facts(root.path()).memory.zfs_arc_bytes.value(), Some(&0));
+    support::write(root.path(), "proc/spl/kstat/zfs/arcstats", "nonsense\n");
+    assert!(facts(root.path()).memory.zfs_arc_bytes.is_unknown());
+}
+
+#[test]
+fn m12_locked_memory_swap_and_pools_are_told() {
+    let limits = |soft: &str| {
+        format!(
+            "Limit                     Soft Limit           Hard Limit           Units     \n\
+             Max locked memory         {soft}              {soft}              bytes     \n"
+        )
+    };
+    let root = made(&[
+        (
+            "proc/meminfo",
+            "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\nSwapTotal: 8388608 kB\n\
+             SwapFree: 1048576 kB\n",
+        ),
+        ("proc/self/limits", &limits("65536")),
+        ("proc/self/status", "CapEff:\t0000000000000000\n"),
+        ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "4\n"),
+        ("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "3\n"),
+        ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n"),
+        ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0\n"),
+        ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+    ]);
+    let memory = facts(root.path()).memory;
+    assert_eq!(memory.locked_limit_bytes.value(), Some(&Some(65536)));
+    assert_eq!(memory.swap_total_bytes.value(), Some(&(8 * GIB)));
+    assert_eq!(memory.swap_free_bytes.value(), Some(&GIB));
+    let pool = |page_bytes, total, free| HugePagePool { page_bytes, total, free };
+    let pools = [pool(2 << 20, 0, 0), pool(1 << 30, 4, 3)];
+    assert_eq!(memory.huge_pages.value().unwrap(), &pools);
+    assert_eq!(memory.transparent_huge_pages.value().unwrap(), "madvise");
+    support::write(root.path(), "proc/self/status", "CapEff:\t0000000000004000\n");
+    let locked = facts(root.path()).memory.locked_limit_bytes;
+    assert_eq!(locked.value(), Some(&None));
+    assert!(locked.detail().contains("CAP_IPC_LOCK"), "{}", locked.detail());
+    support::write(root.path(), "proc/self/limits", &limits("unlimited"));
+    support::write(root.path(), "proc/self/status", "CapEff:\t0000000000000000\n");
+    assert_eq!(facts(root.path()).memory.locked_limit_bytes.value(), Some(&None));
+    support::write(root.path(), "proc/self/limits", "Max cpu time unlimited\n");
+    assert!(facts(root.path()).memory.locked_limit_bytes.is_unknown());
 }

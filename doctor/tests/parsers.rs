@@ -10,7 +10,9 @@ use tierkeep_doctor::{filesystem_kind, parse};
 fn parse_all(text: &str) {
     let _ = parse::parse_meminfo(text);
     let _ = parse::parse_process_status(text);
+    let _ = parse::parse_node_total(text);
     let _ = parse::parse_process_io(text);
+    assert!(parse::parse_trial(text).answers.len() <= text.lines().count());
     let _ = parse::parse_cpus_allowed_list(text);
     let info = parse::parse_cpuinfo(text);
     assert!(info.processors.len() <= text.lines().count());
@@ -24,6 +26,17 @@ fn parse_all(text: &str) {
     let _ = parse::parse_cfs_quota(text, text);
     let _ = parse::parse_memory_stat(text).reclaimable_bytes();
     let _ = parse::parse_mountinfo(text);
+    let _ = parse::parse_huge_page_folder(text);
+    assert!(parse::parse_choice(text).is_none_or(|choice| text.contains(choice)));
+    let _ = parse::parse_arcstats(text);
+    let _ = parse::parse_locked_limit(text);
+    let _ = parse::can_lock_all(text);
+    let _ = parse::parse_kfd_property(text, "simd_count");
+    let _ = parse::parse_pci_location(text);
+    let link = (parse::parse_link_generation(text), parse::parse_link_width(text));
+    if let (Some(generation), Some(width)) = link {
+        assert!(parse::link_bytes_per_s(generation, width).is_some_and(f64::is_finite));
+    }
     let _ = filesystem_kind(text);
 }
 
@@ -82,7 +95,8 @@ proptest! {
     fn cpu_lists_round_trip(cpus in prop::collection::btree_set(0_usize..512, 0..40)) {
         let cpus: Vec<usize> = cpus.into_iter().collect();
         let text = cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        prop_assert_eq!(parse::parse_cpu_list(&text).unwrap(), cpus);
+        prop_assert_eq!(&parse::parse_cpu_list(&text).unwrap(), &cpus);
+        prop_assert_eq!(parse::parse_cpu_list(&parse::format_cpu_list(&cpus)).unwrap(), cpus);
     }
 
     #[test]

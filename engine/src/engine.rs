@@ -22,6 +22,7 @@ use crate::memory::Account;
 use crate::rope::Rope;
 use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
+use crate::support::supports;
 use crate::weights::Weights;
 use crate::workspace::{AttentionBuffers, Workspace};
 
@@ -93,13 +94,14 @@ impl Engine {
     /// Loads a model as the plan says; `progress(what, done, total)` in bytes.
     ///
     /// # Errors
-    /// [`EngineError`]: the plan is for another model or contradicts itself, a shard cannot be
+    /// [`EngineError`]: this build does not run the model, the plan is for another model or contradicts itself, a shard cannot be
     /// read, memory is refused, or the machine lacks what the plan asks for.
     pub fn open(
         plan: &Plan,
         model: &Catalogue,
         progress: &mut dyn FnMut(Loading, u64, u64),
     ) -> Result<Self, EngineError> {
+        supports(model)?;
         plan.check(model)?;
         if let Some(&need) = plan.needs_beyond(&ABILITIES).first() {
             return Err(EngineError::Lacking { need, remedy: need.remedy() });

@@ -5,6 +5,7 @@ use tierkeep_plans::plan::{Need, PlanError};
 
 use crate::memory::MemoryError;
 use crate::shard_io::ReadError;
+use crate::support::Unsupported;
 
 /// Why a plan cannot be executed. Each message names the thing and, where there is one, the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum EngineError {
         /// How to plan without it.
         remedy: &'static str,
     },
+    /// The model is planned and cannot be run by this build.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
     /// Memory beyond the plan, or refused by the system.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -34,6 +38,12 @@ pub enum EngineError {
     /// The threads could not be started.
     #[error("the threads of the plan could not be started: {0}")]
     Threads(std::io::Error),
+    /// A weight is stored in a type without a kernel; `supports` should have seen this.
+    #[error("a weight is stored as {stored}, which this build does not compute on")]
+    NoKernel {
+        /// The type's name.
+        stored: &'static str,
+    },
     /// A weight's bytes are not those of its shape; the catalogue should have seen this.
     #[error("a weight does not have the bytes of its shape: {0}")]
     Matrix(#[from] MatrixError),

@@ -22,7 +22,8 @@ pub(crate) fn route(
                 *score = ops::sigmoid(*score);
             }
         }
-        RouterScoring::Softmax => ops::softmax_in_place(scores),
+        // `supports` refuses a softmax of the chosen alone.
+        RouterScoring::Softmax | RouterScoring::SoftmaxOfChosen => ops::softmax_in_place(scores),
     }
     let selection = |expert: usize| scores[expert] + bias.map_or(0.0, |b| b[expert]);
     for rank in 0..chosen.len() {
@@ -102,10 +103,14 @@ fn sort_by_weight(chosen: &mut [u32], weights: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tierkeep_plans::spec::GroupScore;
 
     fn spec(n_experts: usize, active: usize) -> RouterSpec {
         RouterSpec {
             n_experts,
+            n_zero_experts: 0,
+            logit_bias: false,
+            group_score: GroupScore::BestTwo,
             n_experts_active: active,
             scoring: RouterScoring::Sigmoid,
             selection_bias: true,

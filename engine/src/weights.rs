@@ -10,7 +10,7 @@ use tierkeep_plans::budget::{EmbeddingResidency, Line, resident_tensors};
 use tierkeep_plans::catalogue::{
     Catalogue, LayerTensor, Projection, Role, Span, StoredType, TENSOR_ALIGN, Tensor,
 };
-use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind};
+use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, QkNorm};
 use tierkeep_plans::units::round_up;
 
 use crate::error::EngineError;
@@ -18,13 +18,14 @@ use crate::memory::{Account, Buffer};
 use crate::shard_io::ShardFiles;
 
 /// The kernels' name for a stored type.
-pub(crate) fn element_of(stored: StoredType) -> ElementType {
+pub(crate) fn element_of(stored: StoredType) -> Result<ElementType, EngineError> {
     match stored {
-        StoredType::F32 => ElementType::F32,
-        StoredType::F16 => ElementType::F16,
-        StoredType::Bf16 => ElementType::Bf16,
-        StoredType::Int8 => ElementType::Int8,
-        StoredType::Int4 => ElementType::Int4,
+        StoredType::F32 => Ok(ElementType::F32),
+        StoredType::F16 => Ok(ElementType::F16),
+        StoredType::Bf16 => Ok(ElementType::Bf16),
+        StoredType::Int8 => Ok(ElementType::Int8),
+        StoredType::Int4 => Ok(ElementType::Int4),
+        StoredType::Fp8 | StoredType::MxFp4 => Err(EngineError::NoKernel { stored: stored.name() }),
     }
 }
 
@@ -198,7 +199,7 @@ impl Weights {
                     files.read(span.shard, span.offset + u64::from(token) * 4, into)?;
                     scale = into;
                 }
-                let element = element_of(table.stored);
+                let element = element_of(table.stored)?;
                 let matrix = Matrix::new(element, 1, table.cols as usize, weights, scale)?;
                 kernels.decode_row(&matrix, 0, out);
             }
@@ -263,7 +264,7 @@ impl<'a> Loader<'a> {
             buffer,
             weight: place(tensor.weight),
             scales: tensor.scales.map_or((0, 0), place),
-            element: element_of(tensor.stored),
+            element: element_of(tensor.stored)?,
             rows: tensor.rows as usize,
             cols: tensor.cols as usize,
         })
@@ -312,17 +313,20 @@ impl<'a> Loader<'a> {
                 query: bind(T::Query)?,
                 key: bind(T::Key)?,
                 value: bind(T::Value)?,
-                norms: if grouped.full_width_qk_norm {
-                    Some((bind(T::QueryNorm)?, bind(T::KeyNorm)?, spec.norm_eps))
-                } else {
-                    None
+                norms: match grouped.qk_norm {
+                    QkNorm::FullWidth => {
+                        Some((bind(T::QueryNorm)?, bind(T::KeyNorm)?, spec.norm_eps))
+                    }
+                    // `supports` refuses norms per head.
+                    QkNorm::None | QkNorm::PerHead => None,
                 },
             }),
         };
         let attention_output = bind(T::AttentionOutput)?;
         let feed_forward = match spec.layers[layer].feed_forward {
             FeedForward::Dense => FeedForwardWeights::Dense(self.swiglu(layer, T::Dense)?),
-            FeedForward::Experts => FeedForwardWeights::Experts {
+            // `supports` refuses the shortcut.
+            FeedForward::Experts | FeedForward::Shortcut => FeedForwardWeights::Experts {
                 router: bind(T::Router)?,
                 bias: if spec.router.selection_bias { Some(bind(T::RouterBias)?) } else { None },
                 shared: if spec.shared_ff_size > 0 {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::local::repo_folder;
+use crate::rate::Rate;
 use crate::reference::parse_local;
 use crate::snapshot::Snapshot;
 
@@ -74,6 +75,18 @@ impl Download {
     #[must_use]
     pub fn remaining_bytes(&self) -> u64 {
         self.needed.bytes.saturating_sub(self.present.bytes)
+    }
+
+    /// Seconds that they take at a rate.
+    #[must_use]
+    pub fn seconds_at(&self, rate: Rate) -> f64 {
+        self.remaining_bytes() as f64 / rate.bytes_per_s
+    }
+
+    /// Bytes by which a disk with so much free space is too small for them; 0 where it is not.
+    #[must_use]
+    pub fn short_bytes(&self, free_bytes: u64) -> u64 {
+        self.remaining_bytes().saturating_sub(free_bytes)
     }
 }
 
@@ -146,5 +159,7 @@ mod tests {
         let some = Download::of(&snapshot, &is_shard, Some(cache.path()));
         assert_eq!(some.present, Part { n_files: 1, bytes: 1000, n_unknown: 0 });
         assert_eq!(some.remaining_bytes(), 2030);
+        assert_eq!(some.seconds_at(Rate { bytes_per_s: 203.0 }), 10.0);
+        assert_eq!((some.short_bytes(2029), some.short_bytes(2030)), (1, 0));
     }
 }

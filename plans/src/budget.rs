@@ -17,8 +17,8 @@ pub use self::card::{
     CardLedger, CardLedgerLine, CardLine, CardPlacement, ExpertList, ExpertListError, LayerExperts,
 };
 pub use self::shape::{
-    activation_bytes, indexer_key_bytes, kv_cache_bytes, layer_indexer_bytes, layer_kv_bytes,
-    widest_norm,
+    CachePerToken, activation_bytes, cache_per_token, indexer_key_bytes, kv_cache_bytes,
+    layer_indexer_bytes, layer_kv_bytes, mtp_kv_cache_bytes, widest_norm,
 };
 use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
 use crate::spec::ArchSpec;
@@ -585,7 +585,8 @@ pub fn touched_embedding(model: &Catalogue) -> EmbeddingResidency {
 }
 
 /// Bytes that one token touches: (the weights that every token uses, the routed experts that it is
-/// sent to). The KV cache and the one row of an embedding that is not the head are not counted.
+/// expected to use). The KV cache and the one row of an embedding that is not the head are not
+/// counted.
 #[must_use]
 pub fn touched_bytes_per_token(sums: &ModelBytes<'_>) -> (Bytes, Bytes) {
     let layers = shape::sum(sums.layers.iter().map(|l| l.dense.stored));

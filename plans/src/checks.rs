@@ -120,10 +120,8 @@ pub fn whole_model_checks(model: &Catalogue) -> Vec<Check> {
 
 /// Bytes by stored type, of dense weights and of routed experts.
 fn stored_types(model: &Catalogue) -> String {
-    let types =
-        [StoredType::F32, StoredType::F16, StoredType::Bf16, StoredType::Int8, StoredType::Int4];
     let mut parts = Vec::new();
-    for stored in types {
+    for stored in StoredType::ALL {
         let dense: u64 =
             model.tensors.iter().filter(|t| t.stored == stored).map(|t| t.bytes().0).sum();
         let experts = model.experts.iter().filter(|e| e.gate.stored == stored).count();

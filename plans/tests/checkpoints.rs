@@ -195,7 +195,7 @@ fn a_config_that_cannot_be_used_is_named() {
     let mut checkpoint = Checkpoint::olmoe(Form::F32);
     checkpoint.config["model_type"] = json!("mamba");
     let dir = written(&checkpoint);
-    refused(dir.path(), &["unknown family \"mamba\"", "this build runs glm_moe_dsa, olmoe"]);
+    refused(dir.path(), &["unknown family \"mamba\"", "this build knows glm_moe_dsa, olmoe"]);
     fs::write(dir.path().join("config.json"), "{").unwrap();
     refused(dir.path(), &["config.json is not a JSON object"]);
 }
@@ -283,13 +283,13 @@ fn packed_tensors_without_usable_scales_are_named() {
 }
 
 #[test]
-fn a_type_that_is_not_computed_on_is_named_with_those_that_are() {
+fn a_type_that_is_not_read_is_named_with_those_that_are() {
     for dtype in ["F64", "I32", "F8_E4M3", "BOOL"] {
         let mut checkpoint = Checkpoint::olmoe(Form::Bf16);
         checkpoint.replace("model.layers.0.self_attn.q_proj.weight", dtype, &[16, 16]);
         let error = refused(
             written(&checkpoint).path(),
-            &["model.layers.0.self_attn.q_proj.weight", "computes on bf16, f16, f32 and packed U8"],
+            &["model.layers.0.self_attn.q_proj.weight", "reads bf16, f16, f32, e4m3 with scales"],
         );
         assert!(matches!(error, CatalogueError::UnsupportedType { .. }));
     }

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use tierkeep_plans::units::SizeRequest;
 
+use super::ModelArg;
+
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
-    /// The model's folder.
-    pub(crate) model: PathBuf,
+    /// The model: a folder, or OWNER/NAME in the hub client's cache.
+    pub(crate) model: ModelArg,
     /// The folder to write; it must be new or empty.
     pub(crate) out: PathBuf,
     /// Bits of routed experts: 8, 4 or keep.

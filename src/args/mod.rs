@@ -4,9 +4,11 @@
 mod convert;
 mod demo;
 mod doctor;
+mod model;
 mod plan;
 mod planning;
 mod run;
+mod trial;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -14,25 +16,12 @@ use clap::{Parser, Subcommand};
 pub(crate) use self::convert::ConvertArgs;
 pub(crate) use self::demo::DemoArgs;
 pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
 pub(crate) use self::run::RunArgs;
+pub(crate) use self::trial::TrialArgs;
 pub(crate) use self::verify::VerifyArgs;
-
-const PLAN_EXAMPLES: &str = "\
-Examples:
-  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml
-  tierkeep plan MODEL --ram 20GB --ctx 4096
-  tierkeep plan MODEL --ram 90% --json
-For another machine, or one that does not exist yet:
-  tierkeep plan MODEL --machine server.toml --ram 200GB
-  tierkeep plan MODEL --what-if ram=64GB,vram=24GB,disk=7GB/s
-With plan files:
-  tierkeep plan plan.toml                        show it
-  tierkeep plan --check plan.toml                does it still hold?
-  tierkeep plan --diff before.toml after.toml    what became of what
-  tierkeep plan plan.toml --explain 3:17         layer 3, expert 17
-  tierkeep plan MODEL --ram 20GB --explain lm_head.weight";
 
 /// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
 #[derive(Debug, Parser)]
@@ -47,10 +36,10 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
     /// Print JSON on standard output instead of text.
-    #[arg(long, global = true, display_order = 900)]
+    #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Exit with 3 where everything works but there are warnings.
-    #[arg(long, global = true, display_order = 901)]
+    #[arg(long, global = true)]
     pub(crate) strict: bool,
 }
 
@@ -63,7 +52,9 @@ pub(crate) enum Verb {
     )]
     Doctor(DoctorArgs),
     /// Plan a model within a memory budget: every byte, every slot, the expected speed.
-    #[command(after_help = PLAN_EXAMPLES)]
+    #[command(
+        after_help = "Examples:\n  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml\n  tierkeep plan MODEL --ram 20GB --ctx 4096\n  tierkeep plan MODEL --ram 90% --json"
+    )]
     Plan(PlanVerbArgs),
     /// Execute a plan, or plan a model and execute that.
     #[command(
@@ -83,6 +74,9 @@ pub(crate) enum Verb {
     /// Show the whole motion on the small model in examples/: doctor, plan, run, learn, run.
     #[command(after_help = "Example:\n  tierkeep demo")]
     Demo(DemoArgs),
+    /// Execute instructions of the given sets; `doctor` runs this in a child process.
+    #[command(hide = true)]
+    TryInstructions(TrialArgs),
 }
 
 #[cfg(test)]
@@ -97,11 +91,14 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What `--help` says, of every verb.
+    /// What `--help` says, of every verb that it shows.
     #[test]
     fn help() {
-        let verbs: Vec<String> =
-            Cli::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        let verbs: Vec<String> = Cli::command()
+            .get_subcommands()
+            .filter(|verb| !verb.is_hide_set())
+            .map(|verb| verb.get_name().to_owned())
+            .collect();
         for verb in std::iter::once("tierkeep").chain(verbs.iter().map(String::as_str)) {
             snapshot(&format!("help-{verb}"), |style| {
                 let mut cli = Cli::command().term_width(usize::from(style.width));

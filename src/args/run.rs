@@ -1,16 +1,14 @@
 //! Arguments of `run`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
-use super::PlanningArgs;
+use super::{ModelArg, PlanningArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// A plan file, or a model's folder to plan first.
+    /// A plan file, or a model to plan first: a folder, or OWNER/NAME in the hub cache.
     #[arg(value_name = "PLAN|MODEL")]
-    pub(crate) target: PathBuf,
+    pub(crate) target: ModelArg,
     /// The prompt; - reads standard input.
     #[arg(
         short,
@@ -34,16 +32,16 @@ pub(crate) struct RunArgs {
     pub(crate) max_tokens: usize,
     /// Where the model is, if it has moved since the plan was made.
     #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
+    pub(crate) model: Option<ModelArg>,
     /// Neither read nor write a usage history.
     #[arg(long, conflicts_with = "usage")]
     pub(crate) no_usage: bool,
     /// Generate on after stop tokens.
     #[arg(long)]
     pub(crate) ignore_stop: bool,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
     /// Read facts only; speeds are then assumed and said to be.
     #[arg(long)]
     pub(crate) no_measure: bool,
-    #[command(flatten)]
-    pub(crate) planning: PlanningArgs,
 }

@@ -1,12 +1,10 @@
 //! `tierkeep convert MODEL OUT`.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Result, bail};
 use tierkeep_engine::convert::{self, ConvertOptions, DEFAULT_SHARD_BYTES};
 use tierkeep_plans::units::SizeRequest;
 
-use super::{Context, shared};
+use super::{Context, model, shared};
 use crate::args::ConvertArgs;
 use crate::exit::Outcome;
 use crate::render::{self, Bar};
@@ -17,7 +15,8 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         Some(SizeRequest::Absolute(bytes)) => bytes,
         Some(SizeRequest::Percent(_)) => bail!("--shard takes a size such as 5GB, not a share"),
     };
-    let model = shared::open_model(&args.model)?;
+    let directory = model::folder_for(&args.model, "convert", context)?;
+    let model = shared::open_model(&directory)?;
     let options = ConvertOptions {
         expert_bits: args.experts,
         dense_bits: args.dense,
@@ -37,7 +36,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         }
         return Ok(Outcome::Fine);
     }
-    let disk = shared::facts(None, existing_ancestor(&args.out).as_deref(), false).disk;
+    let disk = shared::disk(shared::existing_ancestor(&args.out).as_deref());
     if let Some(&free) = disk.free_bytes.value()
         && free < planned.0
     {
@@ -58,10 +57,4 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         render::data(&render::conversion(&args.out, &report, context.style))?;
     }
     Ok(Outcome::Fine)
-}
-
-/// The nearest folder that exists at or above a path: the disk that it will be written to.
-fn existing_ancestor(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    absolute.ancestors().find(|p| p.is_dir()).map(Path::to_owned)
 }

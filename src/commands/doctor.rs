@@ -17,7 +17,7 @@ pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
     let model = catalogue.as_ref().and_then(|c| c.as_ref().ok());
     // Without a model, the disk that is looked at is that of the current folder.
     let directory = absolute.as_deref().or(context.work_dir.as_deref());
-    let facts = shared::facts(model, directory, !args.no_measure);
+    let facts = shared::facts(context, model, directory, !args.no_measure);
     let mut all = checks::machine_checks(&facts);
     if let Some(catalogue) = &catalogue {
         all.extend(checks::model_checks(catalogue));

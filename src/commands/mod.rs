@@ -5,9 +5,11 @@ mod convert;
 pub(crate) mod demo;
 mod doctor;
 pub(crate) mod memory;
+pub(crate) mod model;
 mod plan;
 mod run;
-pub(crate) mod shared;
+mod shared;
+mod trial;
 mod verify;
 
 use std::path::PathBuf;
@@ -31,6 +33,8 @@ pub(crate) struct Context {
     pub(crate) interrupted: Arc<AtomicBool>,
     /// The user's data folder.
     pub(crate) data_dir: Option<PathBuf>,
+    /// Settings of the hub's client, and where what is fetched is kept.
+    pub(crate) hub: tierkeep_hub::Settings,
     /// This binary.
     pub(crate) program: Option<PathBuf>,
     /// Where it was started.
@@ -46,5 +50,6 @@ pub(crate) fn run(verb: &Verb, context: &Context) -> Result<Outcome> {
         Verb::Verify(args) => verify::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
         Verb::Demo(args) => demo::run(args, context),
+        Verb::TryInstructions(args) => trial::run(args),
     }
 }

@@ -12,10 +12,11 @@ use tierkeep_engine::report::{ReadMarks, RunReport};
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
+use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::usage::{self, Session};
 
 use super::memory::Memory;
-use super::{Context, shared};
+use super::{Context, model, shared};
 use crate::args::RunArgs;
 use crate::exit::Outcome;
 use crate::render::{self, Answer, Bar};
@@ -45,10 +46,14 @@ pub(super) struct Finished {
 }
 
 pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
-    let planned = if args.target.is_dir() { planned(args, context) } else { read_plan(args) };
+    let target = args.target.path();
+    let planned = match model::folder_to_run(&args.target, context)? {
+        Some(directory) => planned(args, &directory, context),
+        None => read_plan(args, context),
+    };
     let (plan, model) = match planned {
         Ok(planned) => planned,
-        Err(error) => return shared::verdict(context, &args.target, error),
+        Err(error) => return shared::verdict(context, target, error),
     };
     let text = text(args, &model)?;
     let prompt = prompt(args, text.as_ref())?;
@@ -91,8 +96,8 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
 }
 
 /// Plans the model first; the plan is printed, so that it is known what is executed.
-fn planned(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
-    let model = shared::open_model(&args.target)?;
+fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<(Plan, Catalogue)> {
+    let model = shared::open_model(directory)?;
     let facts = shared::facts_apart(context, &model, !args.no_measure);
     let history = if args.no_usage {
         None
@@ -105,18 +110,20 @@ fn planned(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
     Ok((plan, model))
 }
 
-fn read_plan(args: &RunArgs) -> Result<(Plan, Catalogue)> {
-    let plan = Plan::read(&args.target)?;
+fn read_plan(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
+    let target = args.target.path();
+    let plan = Plan::read(target)?;
     // A plan is executed as it stands: a flag that asks for something else is not ignored.
     if let Some(flag) = planning_flag(args) {
         bail!(
             "{flag} belongs to the plan, which {} already is: plan again with it, or edit the file",
-            args.target.display()
+            target.display()
         );
     }
-    let directory = args.model.as_deref().unwrap_or(&plan.model.directory);
-    let model = shared::open_model(directory).with_context(|| {
-        format!("the model of {} (name its folder with --model if it moved)", args.target.display())
+    let planned = &plan.model.directory;
+    let directory = model::folder_of_plan(target, planned, args.model.as_ref(), context)?;
+    let model = shared::open_model(&directory).with_context(|| {
+        format!("the model of {} (name its folder with --model if it moved)", target.display())
     })?;
     plan.check(&model)?;
     Ok((plan, model))
@@ -124,7 +131,20 @@ fn read_plan(args: &RunArgs) -> Result<(Plan, Catalogue)> {
 
 /// The first planning flag that was given.
 fn planning_flag(run: &RunArgs) -> Option<&'static str> {
-    run.planning.given().or(run.no_measure.then_some("--no-measure"))
+    let args = &run.planning;
+    let flags = [
+        ("--ram", args.ram.is_some()),
+        ("--ctx", args.ctx.is_some()),
+        ("--threads", args.threads.is_some()),
+        ("--kv", args.kv.is_some()),
+        ("--batch", args.batch.is_some()),
+        ("--isa", args.isa.is_some()),
+        ("--io", args.io.is_some()),
+        ("--pins", args.pins != PinRule::Judged),
+        ("--allow-overcommit", args.allow_overcommit),
+        ("--no-measure", run.no_measure),
+    ];
+    flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
 }
 
 /// The tokenizer; with token ids it is only for showing text and may be absent.

@@ -1,15 +1,15 @@
 //! What several verbs do: find facts, a history, a model's plan; load an engine with a progress bar.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use serde::{Deserialize, Serialize};
-use tierkeep_doctor::{Facts, Probe};
+use serde::Deserialize;
+use tierkeep_doctor::{DiskFacts, Facts, Probe};
 use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::{Need, Plan};
+use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner::{self, Options, PlanRefusal};
 use tierkeep_plans::units::LayerId;
 use tierkeep_plans::usage::{self, History, LoadOutcome, Session};
@@ -26,12 +26,46 @@ pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
 }
 
 /// Facts of this machine for a model, measured in this process or only read.
-pub(crate) fn facts(model: Option<&Catalogue>, directory: Option<&Path>, measure: bool) -> Facts {
+pub(crate) fn facts(
+    context: &Context,
+    model: Option<&Catalogue>,
+    directory: Option<&Path>,
+    measure: bool,
+) -> Facts {
+    let files = model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect());
+    probe(context, model, files, directory, measure)
+}
+
+/// The disk under a directory, only read.
+pub(crate) fn disk(directory: Option<&Path>) -> DiskFacts {
+    let probe = Probe::new().directory(directory.map(Path::to_owned)).measure(false);
+    probe.run(&mut |_| {}).disk
+}
+
+/// The same for a model that is not here: of the disk that it would be on, its files not being there
+/// to measure.
+pub(crate) fn facts_elsewhere(
+    context: &Context,
+    model: &Catalogue,
+    directory: &Path,
+    measure: bool,
+) -> Facts {
+    probe(context, Some(model), Vec::new(), Some(directory), measure)
+}
+
+fn probe(
+    context: &Context,
+    model: Option<&Catalogue>,
+    files: Vec<PathBuf>,
+    directory: Option<&Path>,
+    measure: bool,
+) -> Facts {
     let bar = Bar::spinner("looking at the machine");
-    let probe = Probe::new()
-        .directory(directory.map(Path::to_owned))
-        .files(model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect()))
-        .measure(measure);
+    let probe = Probe::new().directory(directory.map(Path::to_owned)).files(files).measure(measure);
+    let probe = match &context.program {
+        Some(program) => probe.trial(program.clone(), ["try-instructions"]),
+        None => probe,
+    };
     let probe = match model.and_then(expert_read_bytes) {
         Some(bytes) => probe.read_bytes(bytes),
         None => probe,
@@ -64,7 +98,7 @@ pub(crate) fn facts_apart(context: &Context, model: &Catalogue, measure: bool) -
     let bar = Bar::spinner("measuring the machine");
     let measured = if measure { measured() } else { None };
     drop(bar);
-    measured.unwrap_or_else(|| facts(Some(model), Some(&model.directory), false))
+    measured.unwrap_or_else(|| facts(context, Some(model), Some(&model.directory), false))
 }
 
 /// Reads the history of a model; one that cannot be used is reported and set aside.
@@ -89,11 +123,6 @@ pub(crate) fn usage(context: &Context, model: &Catalogue, given: Option<&Path>) 
 pub(crate) fn options(args: &PlanningArgs) -> Options {
     Options {
         ram: args.ram,
-        vram: args.vram,
-        slots: args.slots,
-        policy: args.policy,
-        sessions: args.sessions,
-        dense: args.dense.map(Into::into).unwrap_or_default(),
         context: args.ctx,
         threads: args.threads,
         kv: args.kv.map(Into::into),
@@ -103,22 +132,8 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         pins: args.pins,
         allow_overcommit: args.allow_overcommit,
         engine: tierkeep_engine::ABILITIES,
+        ..Options::default()
     }
-}
-
-/// Something that a plan asks for and the engine of this build cannot do.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Lack {
-    /// What.
-    pub(crate) what: String,
-    /// What makes a plan without it.
-    pub(crate) remedy: String,
-}
-
-/// Everything of a plan that the engine of this build cannot execute.
-pub(crate) fn lacks(plan: &Plan) -> Vec<Lack> {
-    let lack = |need: &Need| Lack { what: need.to_string(), remedy: need.remedy().to_owned() };
-    plan.needs_beyond(&tierkeep_engine::ABILITIES).iter().map(lack).collect()
 }
 
 /// Plans a model.
@@ -190,4 +205,10 @@ pub(crate) fn session(model: &Catalogue) -> Session {
     let router = &spec.router;
     let (n_experts, n_active) = (router.n_experts as u32, router.n_experts_active as u32);
     Session::new(&model.fingerprint, &layers, n_experts, n_active)
+}
+
+/// The nearest folder that exists at or above a path: the disk that it will be written to.
+pub(crate) fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().find(|p| p.is_dir()).map(Path::to_owned)
 }

@@ -4,22 +4,23 @@ use anyhow::Result;
 use tierkeep_engine::verify::{read_oracle, verify_case};
 use tierkeep_plans::plan::Plan;
 
-use super::{Context, shared};
+use super::{Context, model, shared};
 use crate::args::VerifyArgs;
 use crate::exit::Outcome;
 use crate::render::{self, Bar};
 
 pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
-    let model = shared::open_model(&args.model)?;
+    let directory = model::folder_for(&args.model, "verify", context)?;
+    let model = shared::open_model(&directory)?;
     let oracle = read_oracle(&model.directory)?;
-    let facts = shared::facts(Some(&model), Some(&model.directory), false);
+    let facts = shared::facts(context, Some(&model), Some(&model.directory), false);
     let mut options = shared::options(&args.planning);
     let longest = oracle.iter().map(|c| c.prompt.len() + c.greedy.len()).max().unwrap_or(1);
     options.context = Some(options.context.unwrap_or(longest as u64));
     let usage = shared::usage(context, &model, args.planning.usage.as_deref());
     let mut plan = match shared::plan(&model, &facts, &options, usage.as_ref()) {
         Ok(plan) => plan,
-        Err(error) => return shared::verdict(context, &args.model, error),
+        Err(error) => return shared::verdict(context, args.model.path(), error),
     };
     plan.engine.numerics = args.numerics.into();
     if let Some(cap) = args.cap {
@@ -42,7 +43,14 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
         }))?;
     } else {
         let style = context.style;
-        render::data(&render::verification(&args.model, &plan, &oracle, &reports, holds, style))?;
+        render::data(&render::verification(
+            args.model.path(),
+            &plan,
+            &oracle,
+            &reports,
+            holds,
+            style,
+        ))?;
     }
     Ok(if holds { Outcome::Fine } else { Outcome::Verdict })
 }

@@ -86,6 +86,24 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<usize>, ParseError> {
     Ok(present.iter().enumerate().filter_map(|(cpu, is_in)| is_in.then_some(cpu)).collect())
 }
 
+/// Writes CPU numbers as a list such as `0-3,8`, in ascending order; [`parse_cpu_list`] reads it back.
+pub fn format_cpu_list(cpus: &[usize]) -> String {
+    let mut cpus = cpus.to_vec();
+    cpus.sort_unstable();
+    cpus.dedup();
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(cpu) => *last = cpu,
+            Some(_) | None => ranges.push((cpu, cpu)),
+        }
+    }
+    let range = |(first, last): (usize, usize)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    ranges.into_iter().map(range).collect::<Vec<_>>().join(",")
+}
+
 /// Reads the size of a cache such as `266240K` in bytes.
 ///
 /// # Errors
@@ -119,6 +137,12 @@ mod tests {
         for text in ["3-1", "x", "1-", "-1", "0-18446744073709551615", "99999999"] {
             assert!(parse_cpu_list(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn lists_are_written_short() {
+        assert_eq!(format_cpu_list(&[8, 0, 1, 2, 3, 3]), "0-3,8");
+        assert_eq!(format_cpu_list(&[]), "");
     }
 
     #[test]

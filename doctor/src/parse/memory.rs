@@ -85,6 +85,15 @@ pub fn parse_meminfo(text: &str) -> MemInfo {
     info
 }
 
+/// Memory of one node, by its own `meminfo`: `Node 0 MemTotal: 33554432 kB`.
+pub fn parse_node_total(text: &str) -> Option<u64> {
+    let value = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        (name.split_whitespace().last() == Some("MemTotal")).then(|| kib(value))?
+    };
+    text.lines().find_map(value)
+}
+
 /// Reads the memory figures of `/proc/<pid>/status`.
 pub fn parse_process_status(text: &str) -> StatusMemory {
     let mut status = StatusMemory::default();

@@ -6,19 +6,32 @@
 
 mod cgroup;
 mod cpu;
+mod kfd;
 mod memory;
+mod memory_pools;
 mod mount;
+mod pcie;
+mod trial;
 
 pub use cgroup::{
     CgroupMembership, MemoryStat, parse_cfs_quota, parse_cgroup, parse_cgroup_limit, parse_cpu_max,
     parse_memory_stat,
 };
-pub use cpu::{CpuInfo, Processor, parse_cache_size, parse_cpu_list, parse_cpuinfo};
+pub use cpu::{
+    CpuInfo, Processor, format_cpu_list, parse_cache_size, parse_cpu_list, parse_cpuinfo,
+};
+pub use kfd::{parse_kfd_property, parse_pci_location};
 pub use memory::{
-    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_process_io,
-    parse_process_status,
+    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_node_total,
+    parse_process_io, parse_process_status,
+};
+pub use memory_pools::{
+    ArcStats, can_lock_all, parse_arcstats, parse_choice, parse_huge_page_folder,
+    parse_locked_limit,
 };
 pub use mount::{Mount, parse_mountinfo};
+pub use pcie::{link_bytes_per_s, parse_link_generation, parse_link_width};
+pub use trial::{TrialReport, parse_trial};
 
 use thiserror::Error;
 

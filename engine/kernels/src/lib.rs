@@ -26,6 +26,7 @@ mod kernels;
 mod matrix;
 pub mod ops;
 mod pool;
+pub mod trial;
 
 pub use kernels::{Isa, IsaError, Kernels};
 pub use matrix::{ElementType, Matrix, MatrixError};

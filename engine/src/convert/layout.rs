@@ -15,6 +15,7 @@ use tierkeep_plans::catalogue::{
 use tierkeep_plans::units::{Bytes, round_up};
 
 use super::{ConvertError, ConvertOptions, TensorClass};
+use crate::support::supports_whole;
 
 /// Where experts start: the page of the page cache and the unit of direct reads.
 const EXPERT_ALIGN: u64 = 4096;
@@ -61,7 +62,9 @@ impl Job {
             StoredType::F32 => ("F32", logical()),
             StoredType::F16 => ("F16", logical()),
             StoredType::Bf16 => ("BF16", logical()),
-            StoredType::Int8 | StoredType::Int4 => {
+            // `supports` refuses models of the last two.
+            StoredType::Fp8 => ("F8_E4M3", logical()),
+            StoredType::Int8 | StoredType::Int4 | StoredType::MxFp4 => {
                 ("U8", vec![self.rows, self.target.row_bytes(self.cols)])
             }
         }
@@ -137,6 +140,7 @@ pub(super) fn plan(
     catalogue: &Catalogue,
     options: &ConvertOptions,
 ) -> Result<OutputPlan, ConvertError> {
+    supports_whole(catalogue)?;
     let mut planner = Planner { catalogue, options, jobs: Vec::new(), units: Vec::new() };
     planner.add_all()?;
     let Planner { jobs, units, .. } = planner;
@@ -183,7 +187,10 @@ impl Planner<'_> {
         let mut layer_in_work = None;
         for tensor in &self.catalogue.tensors {
             let layer = match tensor.role {
-                Role::Layer { layer, .. } | Role::Expert { layer, .. } => Some(layer),
+                Role::Layer { layer, .. }
+                | Role::SubBlock { layer, .. }
+                | Role::Expert { layer, .. }
+                | Role::FusedExperts { layer, .. } => Some(layer),
                 Role::Embedding | Role::Head | Role::FinalNorm | Role::Padding => None,
             };
             if layer != layer_in_work {
@@ -300,6 +307,12 @@ fn kind_of(tensor: LayerTensor) -> Kind {
         | T::IndexerKeyNorm
         | T::IndexerKeyNormBias
         | T::RouterBias
+        | T::RouterLogitBias
+        | T::QueryBias
+        | T::KeyBias
+        | T::ValueBias
+        | T::Sinks
+        | T::AttentionOutputBias
         | T::MtpEmbeddingNorm
         | T::MtpStateNorm
         | T::MtpHeadNorm => Kind::Vector,
@@ -316,7 +329,9 @@ fn kind_of(tensor: LayerTensor) -> Kind {
         | T::IndexerKey
         | T::Dense(_)
         | T::Shared(_)
-        | T::MtpInput => Kind::Matrix,
+        | T::MtpInput
+        | T::MtpEmbedding
+        | T::MtpHead => Kind::Matrix,
     }
 }
 
@@ -325,10 +340,21 @@ fn class_of(catalogue: &Catalogue, role: Role) -> TensorClass {
     match role {
         Role::Embedding | Role::Head => TensorClass::Embedding,
         Role::FinalNorm | Role::Padding => TensorClass::Kept,
-        Role::Layer { tensor, .. } if kind_of(tensor) != Kind::Matrix => TensorClass::Kept,
-        Role::Layer { .. } | Role::Expert { .. } if is_mtp => TensorClass::Mtp,
-        Role::Layer { .. } => TensorClass::Dense,
-        Role::Expert { .. } => TensorClass::Experts,
+        Role::Layer { tensor, .. } | Role::SubBlock { tensor, .. }
+            if kind_of(tensor) != Kind::Matrix =>
+        {
+            TensorClass::Kept
+        }
+        Role::Layer { .. }
+        | Role::SubBlock { .. }
+        | Role::Expert { .. }
+        | Role::FusedExperts { .. }
+            if is_mtp =>
+        {
+            TensorClass::Mtp
+        }
+        Role::Layer { .. } | Role::SubBlock { .. } => TensorClass::Dense,
+        Role::Expert { .. } | Role::FusedExperts { .. } => TensorClass::Experts,
     }
 }
 
@@ -346,8 +372,8 @@ fn metadata(jobs: &[Job]) -> BTreeMap<String, String> {
             Some(_) if types.len() > 1 => "mixed",
             Some(StoredType::F32) => "32",
             Some(StoredType::F16 | StoredType::Bf16) => "16",
-            Some(StoredType::Int8) => "8",
-            Some(StoredType::Int4) => "4",
+            Some(StoredType::Int8 | StoredType::Fp8) => "8",
+            Some(StoredType::Int4 | StoredType::MxFp4) => "4",
         };
         set("bits", bits);
         if types.iter().any(|stored| stored.has_row_scales()) {

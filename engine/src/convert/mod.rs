@@ -23,6 +23,7 @@ use self::layout::{Entry, Job, OutputPlan};
 use self::output::{OutputDirectory, ShardWriter};
 use self::quantise::RowQuantiser;
 use self::source::SourceFiles;
+use crate::support::Unsupported;
 
 /// Data bytes of one output file unless asked otherwise: what published checkpoints use.
 pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
@@ -263,6 +264,9 @@ pub enum ConvertError {
         /// The folder.
         directory: PathBuf,
     },
+    /// The model is planned and cannot be run by this build; what it would become could not either.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
     /// The source is packed already.
     #[error(
         "{weight} is stored as {} and cannot become {}: quantising twice adds error; convert from the published weights or keep these bits",
@@ -307,7 +311,7 @@ pub enum ConvertError {
 /// Bytes of all weight files that a conversion with these options writes, to the byte.
 ///
 /// # Errors
-/// [`ConvertError::Requantise`] and [`ConvertError::HeaderTooLarge`].
+/// [`ConvertError::Unsupported`], [`ConvertError::Requantise`] and [`ConvertError::HeaderTooLarge`].
 pub fn planned_bytes(
     catalogue: &Catalogue,
     options: &ConvertOptions,

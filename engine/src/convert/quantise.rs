@@ -88,7 +88,7 @@ fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
                 *x = bf16::from_le_bytes(*b).to_f32();
             }
         }
-        StoredType::Int8 | StoredType::Int4 => {
+        StoredType::Int8 | StoredType::Int4 | StoredType::Fp8 | StoredType::MxFp4 => {
             debug_assert!(false, "packed rows are copied");
         }
     }

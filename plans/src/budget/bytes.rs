@@ -118,12 +118,12 @@ impl<'a> ModelBytes<'a> {
             Role::Head => self.own_head.add(tensor),
             Role::FinalNorm => self.final_norm.add(tensor),
             // Multi-token-prediction layers lie past the last decoder layer and are not loaded.
-            Role::Layer { layer, .. } => {
+            Role::Layer { layer, .. } | Role::SubBlock { layer, .. } => {
                 if let Some(bytes) = self.layers.get_mut(layer as usize) {
                     bytes.dense.add(tensor);
                 }
             }
-            Role::Expert { .. } | Role::Padding => {}
+            Role::Expert { .. } | Role::FusedExperts { .. } | Role::Padding => {}
         }
     }
 
@@ -157,12 +157,11 @@ impl<'a> ModelBytes<'a> {
         self.layers.iter().map(|l| u64::from(l.n_experts)).sum()
     }
 
-    /// Bytes of the routed experts that one token is sent to.
+    /// Bytes of the routed experts that one token is expected to use.
     #[must_use]
     pub fn routed_per_token(&self) -> u64 {
-        let active = self.model.spec.router.n_experts_active as u64;
-        self.layers.iter().fold(0, |sum, l| {
-            sum.saturating_add(l.expert_read.saturating_mul(active.min(u64::from(l.n_experts))))
-        })
+        let active = self.model.spec.router.expected_active();
+        let bytes = |l: &LayerBytes| l.expert_read as f64 * active.min(f64::from(l.n_experts));
+        self.layers.iter().map(bytes).sum::<f64>().round() as u64
     }
 }

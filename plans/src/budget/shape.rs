@@ -3,8 +3,17 @@
 
 use super::{KvElement, Workload};
 use crate::catalogue::TENSOR_ALIGN;
-use crate::spec::{ArchSpec, AttentionSpec, IndexerKind};
-use crate::units::round_up;
+use crate::spec::{ArchSpec, AttentionSpec, FeedForward, IndexerKind, LayerSpec};
+use crate::units::{Bytes, round_up};
+
+/// Widths of the two things that a layer caches of each token: latent and rotary key, or keys and
+/// values.
+fn cached_widths(spec: &ArchSpec) -> [u64; 2] {
+    match &spec.attention {
+        AttentionSpec::Latent(a) => [a.kv_lora_rank as u64, a.qk_rope_head_dim as u64],
+        AttentionSpec::Grouped(a) => [(a.n_kv_heads * a.head_dim) as u64; 2],
+    }
+}
 
 /// Bytes of the KV cache of one sequence: of all its layers.
 #[must_use]
@@ -14,22 +23,60 @@ pub fn kv_cache_bytes(spec: &ArchSpec, context: u64, kv: KvElement) -> u64 {
 
 /// Bytes of the KV cache of one layer of one sequence.
 ///
-/// Latent attention: `context * (kv_lora_rank + qk_rope_head_dim)` elements a layer, one latent and
-/// one rotary key a token, shared by all heads (DeepSeek-V2, section 2.1). Grouped attention:
-/// `2 * n_kv_heads * head_dim` a token. Each buffer is aligned to [`TENSOR_ALIGN`].
+/// Latent attention: `kv_lora_rank + qk_rope_head_dim` elements a token and attention, one latent and
+/// one rotary key shared by all heads (DeepSeek-V2, section 2.1). Grouped attention:
+/// `2 * n_kv_heads * head_dim`. A layer with a sliding window caches `min(context, window)` tokens, one
+/// with two attentions has two caches. Each buffer is aligned to [`TENSOR_ALIGN`].
 #[must_use]
 pub fn layer_kv_bytes(spec: &ArchSpec, layer: usize, context: u64, kv: KvElement) -> u64 {
-    if layer >= spec.n_layers {
-        return 0;
-    }
-    let buffer = |width: usize| {
-        round_up(context.saturating_mul(width as u64).saturating_mul(kv.bytes()), TENSOR_ALIGN)
+    spec.layers.get(layer).map_or(0, |layer| cache_bytes(spec, *layer, context, kv))
+}
+
+/// Bytes of the KV cache of multi-token-prediction layers, were they to run: each caches as a decoder
+/// layer does.
+#[must_use]
+pub fn mtp_kv_cache_bytes(spec: &ArchSpec, n_layers: usize, context: u64, kv: KvElement) -> u64 {
+    let layer = spec.mtp_layer.map_or(0, |layer| cache_bytes(spec, layer, context, kv));
+    layer.saturating_mul(n_layers as u64)
+}
+
+fn cache_bytes(spec: &ArchSpec, layer: LayerSpec, context: u64, kv: KvElement) -> u64 {
+    let positions = layer.cached_positions(context);
+    let buffer = |width: u64| {
+        round_up(positions.saturating_mul(width).saturating_mul(kv.bytes()), TENSOR_ALIGN)
     };
-    match &spec.attention {
-        AttentionSpec::Latent(a) => {
-            buffer(a.kv_lora_rank).saturating_add(buffer(a.qk_rope_head_dim))
-        }
-        AttentionSpec::Grouped(a) => buffer(a.n_kv_heads * a.head_dim).saturating_mul(2),
+    cached_widths(spec)
+        .map(buffer)
+        .into_iter()
+        .fold(0, u64::saturating_add)
+        .saturating_mul(layer.n_attentions() as u64)
+}
+
+/// What one more token adds to the caches of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachePerToken {
+    /// KV cache of layers that see every position.
+    pub kv: Bytes,
+    /// KV cache of layers with a sliding window, until the window is full.
+    pub kv_in_windows: Bytes,
+    /// Keys of the sparse-attention indexer.
+    pub indexer_keys: Bytes,
+}
+
+/// What one more token adds to the caches, alignment left out.
+#[must_use]
+pub fn cache_per_token(spec: &ArchSpec, kv: KvElement) -> CachePerToken {
+    let attention = cached_widths(spec).iter().sum::<u64>() * kv.bytes();
+    let bytes = |windowed: bool| {
+        let layers = spec.layers.iter().filter(|layer| layer.window.is_some() == windowed);
+        Bytes(layers.map(|layer| attention * layer.n_attentions() as u64).sum())
+    };
+    let index_key = spec.indexer().map_or(0, |i| i.head_dim as u64) * kv.bytes();
+    let n_indexers = (0..spec.n_layers).filter(|&layer| has_indexer(spec, layer)).count();
+    CachePerToken {
+        kv: bytes(false),
+        kv_in_windows: bytes(true),
+        indexer_keys: Bytes(index_key * n_indexers as u64),
     }
 }
 
@@ -66,8 +113,9 @@ pub(super) fn sum(parts: impl Iterator<Item = u64>) -> u64 {
 ///
 /// With B tokens in a batch, R = max(B, experts per token), T threads:
 /// residual, normed, block output and gathered inputs `4 B hidden`; expert inner `2 R expert_ff` and
-/// outputs `R hidden`; dense or shared inner `2 B ff`; router `B (n_experts + 2 k)`; the buffers of
-/// the attention kind; a norm's weights; logits `vocab`.
+/// outputs `R hidden`; dense or shared inner `2 B ff`; router `B (outputs + 2 k)`; the buffers of
+/// the attention kind; a norm's weights; logits `vocab`. Where experts are added after a second
+/// sub-block, their sum waits for it: `B hidden` more.
 #[must_use]
 pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
     let hidden = spec.hidden_size as u64;
@@ -75,7 +123,13 @@ pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
     let n_active = spec.router.n_experts_active as u64;
     let rows = batch.max(n_active);
     let inner = spec.dense_ff_size.max(spec.shared_ff_size) as u64;
-    let per_token = 4 * hidden + 2 * inner + spec.router.n_experts as u64 + 2 * n_active;
+    let waiting = if spec.layers.iter().any(|l| l.feed_forward == FeedForward::Shortcut) {
+        hidden
+    } else {
+        0
+    };
+    let per_token =
+        4 * hidden + waiting + 2 * inner + spec.router.n_outputs() as u64 + 2 * n_active;
     let per_row = 2 * spec.expert_ff_size as u64 + hidden;
     let (attention_per_token, per_thread, fixed) = attention_elements(spec, workload.context);
     let vectors = widest_norm(spec) as u64 + spec.vocab_size as u64;
@@ -115,7 +169,8 @@ fn attention_elements(spec: &ArchSpec, context: u64) -> (u64, u64, u64) {
         }
         AttentionSpec::Grouped(a) => {
             let per_token = 2 * a.n_heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim;
-            (per_token as u64, context, a.head_dim as u64)
+            let visible = spec.layers.iter().map(|l| l.cached_positions(context)).max();
+            (per_token as u64, visible.unwrap_or(context), a.head_dim as u64)
         }
     }
 }
@@ -130,5 +185,6 @@ pub fn widest_norm(spec: &ArchSpec) -> usize {
         }
         AttentionSpec::Grouped(a) => a.n_heads * a.head_dim,
     };
-    spec.hidden_size.max(attention).max(spec.router.n_experts)
+    let expert = if spec.expert_biases { 2 * spec.expert_ff_size } else { 0 };
+    spec.hidden_size.max(attention).max(spec.router.n_outputs()).max(expert)
 }

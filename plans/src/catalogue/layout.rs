@@ -1,14 +1,17 @@
 //! How a routed expert lies in its shards and in a slab of memory. Owns the merging of adjacent
-//! tensors into single reads.
+//! tensors into single reads, and the slices of tensors that hold all experts of a layer.
 
-use super::{Part, Projection, Span, StoredType, TENSOR_ALIGN};
+use serde::{Deserialize, Serialize};
+
+use super::{Projection, Span, StoredType, TENSOR_ALIGN};
 use crate::units::round_up;
 
-/// Pieces that one expert can have: three matrices and their scales.
+/// Pieces that one expert can have: three matrices and their scales, or two and their scales and
+/// biases.
 pub(super) const MAX_PIECES: usize = 6;
 
 /// One read: a range of a shard and where it goes in the slab.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Index into the catalogue's shards.
     pub shard: u32,
@@ -21,30 +24,64 @@ pub struct Extent {
 }
 
 /// One matrix of an expert, by its place in the slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedMatrix {
     /// How it is stored.
     pub stored: StoredType,
     /// Where its weights start in the slab.
     pub weight_offset: u64,
-    /// Where its row scales start in the slab; unused where the type has none.
+    /// Where its scales start in the slab; unused where the type has none.
     pub scales_offset: u64,
+    /// Bytes of weights and scales.
+    pub bytes: u64,
+}
+
+/// How the matrices of an expert are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertForm {
+    /// Three matrices: gate and up `(expert_ff_size, hidden_size)`, down
+    /// `(hidden_size, expert_ff_size)`.
+    Separate,
+    /// Gate and up are one matrix `(2 * expert_ff_size, hidden_size)`, gate in the even rows and up in
+    /// the odd ones; down as in [`ExpertForm::Separate`].
+    Interleaved,
+    /// The same with rows and columns exchanged: gate and up `(hidden_size, 2 * expert_ff_size)`, down
+    /// `(expert_ff_size, hidden_size)`.
+    InterleavedTransposed,
+}
+
+/// Biases of an expert whose gate and up are one, by their places in the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertBiases {
+    /// How they are stored.
+    pub stored: StoredType,
+    /// `(2 * expert_ff_size)`, interleaved as the rows are.
+    pub gate_up_offset: u64,
+    /// `(hidden_size)`.
+    pub down_offset: u64,
+    /// Bytes of both.
+    pub bytes: u64,
 }
 
 /// A routed expert: the reads that bring it, and its matrices in the slab that they fill.
 ///
 /// Tensors that follow each other in a shard are one read: one for a whole expert where its
 /// tensors are adjacent, as in our own containers and in most published ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertLayout {
     extents: [Extent; MAX_PIECES],
     n_extents: u8,
-    /// `(expert_ff_size, hidden_size)`.
+    /// How its matrices are told apart.
+    pub form: ExpertForm,
+    /// See [`ExpertForm`].
     pub gate: PlacedMatrix,
-    /// `(expert_ff_size, hidden_size)`.
+    /// See [`ExpertForm`]; the same as `gate` where both are one.
     pub up: PlacedMatrix,
-    /// `(hidden_size, expert_ff_size)`.
+    /// See [`ExpertForm`].
     pub down: PlacedMatrix,
+    /// Its biases, where the family has them.
+    pub biases: Option<ExpertBiases>,
     /// Memory that it needs, a multiple of [`TENSOR_ALIGN`].
     pub slab_bytes: u64,
 }
@@ -53,7 +90,7 @@ impl ExpertLayout {
     /// The reads, in file order.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
-        &self.extents[..usize::from(self.n_extents)]
+        self.extents.get(..usize::from(self.n_extents)).unwrap_or(&self.extents)
     }
 
     /// Bytes that a miss reads.
@@ -71,90 +108,136 @@ impl ExpertLayout {
             Projection::Down => &self.down,
         }
     }
-}
 
-/// Pieces of one expert as they are found.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ExpertPieces {
-    pub(super) weights: [Option<(StoredType, Span)>; 3],
-    pub(super) scales: [Option<Span>; 3],
-}
-
-/// The slot of a projection in [`ExpertPieces`].
-pub(super) fn projection_index(projection: Projection) -> usize {
-    match projection {
-        Projection::Gate => 0,
-        Projection::Up => 1,
-        Projection::Down => 2,
-    }
-}
-
-impl ExpertPieces {
-    /// Lays the pieces out; `None` if a matrix is absent.
-    pub(super) fn lay_out(&self) -> Option<ExpertLayout> {
-        let mut pieces: [Option<(Span, usize, Part)>; MAX_PIECES] = [None; MAX_PIECES];
-        let mut n_pieces = 0;
-        for index in 0..3 {
-            let weight = self.weights[index]?.1;
-            pieces[n_pieces] = Some((weight, index, Part::Weight));
-            n_pieces += 1;
-            if let Some(scales) = self.scales[index] {
-                pieces[n_pieces] = Some((scales, index, Part::RowScales));
-                n_pieces += 1;
-            }
-        }
-        let pieces = &mut pieces[..n_pieces];
-        pieces.sort_by_key(|p| p.map(|(span, ..)| (span.shard, span.offset)));
-
-        let mut extents = [Extent::default(); MAX_PIECES];
-        let mut n_extents = 0_usize;
-        let mut placed = [(0_u64, 0_u64); 3];
-        for (span, index, part) in pieces.iter().flatten() {
-            let continues = n_extents > 0 && {
-                let last = extents[n_extents - 1];
-                last.shard == span.shard && last.offset + last.bytes == span.offset
-            };
-            let at = if continues {
-                let last = &mut extents[n_extents - 1];
-                let at = last.slab_offset + last.bytes;
-                last.bytes += span.bytes;
-                at
-            } else {
-                let at = match n_extents {
-                    0 => 0,
-                    n => round_up(extents[n - 1].slab_offset + extents[n - 1].bytes, TENSOR_ALIGN),
-                };
-                extents[n_extents] = Extent {
-                    shard: span.shard,
-                    offset: span.offset,
-                    bytes: span.bytes,
-                    slab_offset: at,
-                };
-                n_extents += 1;
-                at
-            };
-            match part {
-                Part::Weight => placed[*index].0 = at,
-                Part::RowScales => placed[*index].1 = at,
-            }
-        }
-        let last = extents[n_extents - 1];
-        let matrix = |index: usize| {
-            self.weights[index].map(|(stored, _)| PlacedMatrix {
-                stored,
-                weight_offset: placed[index].0,
-                scales_offset: placed[index].1,
-            })
+    /// Its weights as (stored type, how many, bytes).
+    pub fn bytes_by_type(&self) -> impl Iterator<Item = (StoredType, u64, u64)> {
+        let up = match self.form {
+            ExpertForm::Separate => Some(self.up),
+            ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => None,
         };
-        Some(ExpertLayout {
-            extents,
-            n_extents: n_extents as u8,
-            gate: matrix(0)?,
-            up: matrix(1)?,
-            down: matrix(2)?,
-            slab_bytes: round_up(last.slab_offset + last.bytes, TENSOR_ALIGN),
-        })
+        let matrices = [Some(self.gate), up, Some(self.down)];
+        let biases = self.biases.map(|b| (b.stored, 2, b.bytes));
+        matrices.into_iter().flatten().map(|m| (m.stored, 1, m.bytes)).chain(biases)
     }
+}
+
+/// A matrix of an expert as it is found: how it is stored, its weights and its scales.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoundMatrix {
+    pub(super) stored: StoredType,
+    pub(super) weights: Span,
+    pub(super) scales: Option<Span>,
+}
+
+impl FoundMatrix {
+    fn bytes(&self) -> u64 {
+        self.weights.bytes + self.scales.map_or(0, |s| s.bytes)
+    }
+
+    fn placed(&self, weight_offset: u64, scales_offset: u64) -> PlacedMatrix {
+        PlacedMatrix { stored: self.stored, weight_offset, scales_offset, bytes: self.bytes() }
+    }
+}
+
+/// Lays out an expert of three matrices: gate, up, down.
+pub(super) fn separate([gate, up, down]: [FoundMatrix; 3]) -> ExpertLayout {
+    let spans = [
+        Some(gate.weights),
+        gate.scales,
+        Some(up.weights),
+        up.scales,
+        Some(down.weights),
+        down.scales,
+    ];
+    let placed = place(spans);
+    let at = placed.at;
+    ExpertLayout {
+        extents: placed.extents,
+        n_extents: placed.n_extents,
+        form: ExpertForm::Separate,
+        gate: gate.placed(at[0], at[1]),
+        up: up.placed(at[2], at[3]),
+        down: down.placed(at[4], at[5]),
+        biases: None,
+        slab_bytes: placed.slab_bytes,
+    }
+}
+
+/// Lays out an expert whose gate and up are one matrix. `biases` are those of gate and up, then of
+/// down, with how they are stored.
+pub(super) fn fused(
+    form: ExpertForm,
+    [gate_up, down]: [FoundMatrix; 2],
+    biases: Option<(StoredType, [Span; 2])>,
+) -> ExpertLayout {
+    let bias = |index: usize| biases.map(|(_, spans)| spans[index]);
+    let spans =
+        [Some(gate_up.weights), gate_up.scales, bias(0), Some(down.weights), down.scales, bias(1)];
+    let placed = place(spans);
+    let at = placed.at;
+    let both = gate_up.placed(at[0], at[1]);
+    ExpertLayout {
+        extents: placed.extents,
+        n_extents: placed.n_extents,
+        form,
+        gate: both,
+        up: both,
+        down: down.placed(at[3], at[4]),
+        biases: biases.map(|(stored, spans)| ExpertBiases {
+            stored,
+            gate_up_offset: at[2],
+            down_offset: at[5],
+            bytes: spans.iter().map(|s| s.bytes).sum(),
+        }),
+        slab_bytes: placed.slab_bytes,
+    }
+}
+
+/// Where the pieces of an expert come to lie.
+struct Placement {
+    extents: [Extent; MAX_PIECES],
+    n_extents: u8,
+    /// Of each piece, where it starts in the slab; 0 where there is none.
+    at: [u64; MAX_PIECES],
+    slab_bytes: u64,
+}
+
+/// Puts pieces into a slab in file order: those that follow each other in a shard stay together, and
+/// each run is aligned.
+fn place(spans: [Option<Span>; MAX_PIECES]) -> Placement {
+    let mut order = [0_usize, 1, 2, 3, 4, 5];
+    // Absent pieces come first, and are passed over.
+    order.sort_unstable_by_key(|&piece| spans[piece].map(|span| (span.shard, span.offset)));
+    let mut placement = Placement {
+        extents: [Extent::default(); MAX_PIECES],
+        n_extents: 0,
+        at: [0; MAX_PIECES],
+        slab_bytes: 0,
+    };
+    let mut n_extents = 0_usize;
+    for piece in order {
+        let Some(span) = spans[piece] else { continue };
+        let end = match n_extents.checked_sub(1).map(|last| &mut placement.extents[last]) {
+            Some(last) if last.shard == span.shard && last.offset + last.bytes == span.offset => {
+                placement.at[piece] = last.slab_offset + last.bytes;
+                last.bytes += span.bytes;
+                continue;
+            }
+            Some(last) => last.slab_offset + last.bytes,
+            None => 0,
+        };
+        let slab_offset = round_up(end, TENSOR_ALIGN);
+        placement.at[piece] = slab_offset;
+        placement.extents[n_extents] =
+            Extent { shard: span.shard, offset: span.offset, bytes: span.bytes, slab_offset };
+        n_extents += 1;
+    }
+    placement.n_extents = n_extents as u8;
+    placement.slab_bytes = n_extents
+        .checked_sub(1)
+        .map(|last| placement.extents[last])
+        .map_or(0, |last| round_up(last.slab_offset + last.bytes, TENSOR_ALIGN));
+    placement
 }
 
 #[cfg(test)]
@@ -165,17 +248,17 @@ mod tests {
         Span { shard, offset, bytes }
     }
 
+    fn matrix(stored: StoredType, weights: Span, scales: Option<Span>) -> FoundMatrix {
+        FoundMatrix { stored, weights, scales }
+    }
+
     #[test]
     fn adjacent_tensors_are_one_read() {
-        let pieces = ExpertPieces {
-            weights: [
-                Some((StoredType::Bf16, span(0, 140, 20))),
-                Some((StoredType::Bf16, span(0, 160, 20))),
-                Some((StoredType::Bf16, span(0, 100, 40))),
-            ],
-            scales: [None; 3],
-        };
-        let layout = pieces.lay_out().unwrap();
+        let layout = separate([
+            matrix(StoredType::Bf16, span(0, 140, 20), None),
+            matrix(StoredType::Bf16, span(0, 160, 20), None),
+            matrix(StoredType::Bf16, span(0, 100, 40), None),
+        ]);
         assert_eq!(layout.extents().len(), 1);
         assert_eq!(layout.read_bytes(), 80);
         assert_eq!(layout.slab_bytes, 128);
@@ -187,24 +270,34 @@ mod tests {
 
     #[test]
     fn an_expert_split_over_shards_takes_one_read_for_each_piece() {
-        let pieces = ExpertPieces {
-            weights: [
-                Some((StoredType::Int8, span(1, 8, 100))),
-                Some((StoredType::Int8, span(1, 200, 100))),
-                Some((StoredType::Int8, span(0, 900, 100))),
-            ],
-            scales: [Some(span(1, 108, 40)), None, None],
-        };
-        let layout = pieces.lay_out().unwrap();
+        let layout = separate([
+            matrix(StoredType::Int8, span(1, 8, 100), Some(span(1, 108, 40))),
+            matrix(StoredType::Int8, span(1, 200, 100), None),
+            matrix(StoredType::Int8, span(0, 900, 100), None),
+        ]);
         let at: Vec<_> =
             layout.extents().iter().map(|e| (e.shard, e.bytes, e.slab_offset)).collect();
         assert_eq!(at, [(0, 100, 0), (1, 140, 128), (1, 100, 320)]);
         assert_eq!(layout.gate.scales_offset, 228);
         assert_eq!(layout.slab_bytes, 448);
+        assert_eq!(layout.bytes_by_type().map(|(_, _, bytes)| bytes).sum::<u64>(), 340);
     }
 
     #[test]
-    fn a_missing_matrix_is_seen() {
-        assert!(ExpertPieces::default().lay_out().is_none());
+    fn slices_of_fused_tensors_are_a_read_each_unless_they_touch() {
+        let gate_up = matrix(StoredType::MxFp4, span(0, 1000, 64), Some(span(0, 400, 4)));
+        let down = matrix(StoredType::MxFp4, span(0, 1064, 32), Some(span(0, 500, 2)));
+        let biases = (StoredType::Bf16, [span(0, 10, 8), span(0, 40, 4)]);
+        let layout = fused(ExpertForm::Interleaved, [gate_up, down], Some(biases));
+        let at: Vec<_> = layout.extents().iter().map(|e| (e.offset, e.bytes)).collect();
+        assert_eq!(at, [(10, 8), (40, 4), (400, 4), (500, 2), (1000, 96)]);
+        assert_eq!((layout.down.weight_offset, layout.down.scales_offset), (4 * 64 + 64, 3 * 64));
+        assert_eq!(layout.biases.map(|b| (b.gate_up_offset, b.down_offset)), Some((0, 64)));
+        assert_eq!(layout.read_bytes(), 114);
+        let by_type: Vec<_> = layout.bytes_by_type().collect();
+        assert_eq!(
+            by_type,
+            [(StoredType::MxFp4, 1, 68), (StoredType::MxFp4, 1, 34), (StoredType::Bf16, 2, 12)]
+        );
     }
 }

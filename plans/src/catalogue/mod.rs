@@ -5,79 +5,33 @@
 //! counts or the config. The index file is only a hint; the headers are the truth.
 
 mod assemble;
+mod class;
 pub mod config;
 pub mod header;
 mod layout;
+pub mod outline;
 pub mod roles;
 mod shards;
 pub mod source;
+mod stored;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
+pub use self::class::{ClassBytes, RoleClass};
 pub use self::config::ConfigError;
 pub use self::header::HeaderError;
-pub use self::layout::{ExpertLayout, Extent, PlacedMatrix};
-pub use self::roles::{LayerTensor, Part, Projection, Role};
+pub use self::layout::{ExpertBiases, ExpertForm, ExpertLayout, Extent, PlacedMatrix};
+pub use self::outline::Outline;
+pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
 pub use self::source::{Entry, Folder, Source};
+pub use self::stored::{Scales, StoredType};
 use crate::spec::ArchSpec;
 use crate::units::{Bytes, round_up};
 
 /// Alignment of every tensor in memory, bytes: a cache line, and wide enough for any vector load.
 pub const TENSOR_ALIGN: u64 = 64;
-
-/// How a weight is stored, and so how it is computed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StoredType {
-    /// IEEE single.
-    F32,
-    /// IEEE half.
-    F16,
-    /// The upper half of an IEEE single.
-    Bf16,
-    /// Two's complement bytes, one F32 scale a row.
-    Int8,
-    /// Value plus 8 in a nibble, low nibble first, rows padded to whole bytes, one F32 scale a row.
-    Int4,
-}
-
-impl StoredType {
-    /// Bytes of one row of `cols` elements, scales not counted.
-    #[must_use]
-    pub fn row_bytes(self, cols: u64) -> u64 {
-        match self {
-            Self::F32 => cols * 4,
-            Self::F16 | Self::Bf16 => cols * 2,
-            Self::Int8 => cols,
-            Self::Int4 => cols.div_ceil(2),
-        }
-    }
-
-    /// Whether a row carries an F32 scale in a tensor of its own.
-    #[must_use]
-    pub fn has_row_scales(self) -> bool {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => false,
-            Self::Int8 | Self::Int4 => true,
-        }
-    }
-
-    /// Its name as users see it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        }
-    }
-}
 
 /// A range of bytes of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +57,7 @@ pub struct Tensor {
     pub stored: StoredType,
     /// Where it lies.
     pub weight: Span,
-    /// Where its row scales lie, if it has any.
+    /// Where its scales lie, if its type has any: how far one reaches is the type's to say.
     pub scales: Option<Span>,
 }
 
@@ -157,8 +111,11 @@ pub struct Catalogue {
     pub n_mtp_layers_present: usize,
     /// Hash of all headers and sizes; the same wherever the model lies.
     pub fingerprint: String,
-    /// Bytes of tensors whose names no table knows; they are not loaded.
+    /// Bytes of tensors that have no role in a model of this config; they are not loaded.
     pub unrecognised_bytes: Bytes,
+    /// Bytes of tensors that are known to serve nothing: alignment filler, weights of experts that
+    /// return their input.
+    pub ignored_bytes: Bytes,
     /// Number of tensors in all headers.
     pub n_tensors: usize,
     /// Size of tokenizer.json, 0 where there is none.
@@ -254,9 +211,9 @@ pub enum CatalogueError {
         /// The metadata entry.
         found: String,
     },
-    /// A tensor is stored in a type that this build does not compute on.
+    /// A tensor that the model needs is stored in a type that this build does not read.
     #[error(
-        "tensor {tensor} is stored as {found}: this build computes on bf16, f16, f32 and packed U8 of 8 or 4 bits with .qs scales"
+        "tensor {tensor} is stored as {found}: this build reads bf16, f16, f32, e4m3 with scales of 128x128 blocks (_scale_inv), MXFP4 and packed U8 of 8 or 4 bits with .qs scales"
     )]
     UnsupportedType {
         /// Its published name.
@@ -360,9 +317,10 @@ impl Catalogue {
     #[must_use]
     pub fn is_mtp(&self, role: Role) -> bool {
         match role {
-            Role::Layer { layer, .. } | Role::Expert { layer, .. } => {
-                layer as usize >= self.spec.n_layers
-            }
+            Role::Layer { layer, .. }
+            | Role::SubBlock { layer, .. }
+            | Role::Expert { layer, .. }
+            | Role::FusedExperts { layer, .. } => layer as usize >= self.spec.n_layers,
             Role::Embedding | Role::Head | Role::FinalNorm | Role::Padding => false,
         }
     }
@@ -370,7 +328,7 @@ impl Catalogue {
     /// The published name of a role in this model.
     #[must_use]
     pub fn name_of(&self, role: Role) -> String {
-        roles::name_of(self.spec.family, role)
+        roles::name_of(self.spec.family, self.spec.n_layers, role)
     }
 
     /// Bytes of all shards.

@@ -19,8 +19,10 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 const SHARD_SUFFIX: &str = ".safetensors";
 /// What a model of one file is called.
 const ONLY_SHARD: &str = "model.safetensors";
-/// Most shards that a file name's numbering is believed to promise.
+/// Most shards that the numbering of file names is believed to promise, all together.
 const SHARD_CAP: u32 = 100_000;
+/// Most digits of a number in a file name.
+const NUMBER_WIDTH_CAP: usize = 20;
 
 /// The headers of a model's files, by file name.
 pub(super) struct ReadShards<'a> {
@@ -412,7 +414,10 @@ fn promised_files(present: &BTreeSet<String>, index: Option<&Index<'_>>) -> Vec<
     // Two downloads in one folder may number differently; each is held to its own total.
     let totals: BTreeSet<(String, u32, usize)> =
         present.iter().filter_map(|name| parse_numbering(name)).collect();
+    let mut n_left = SHARD_CAP;
     for (stem, total, width) in totals {
+        let Some(left) = n_left.checked_sub(total) else { continue };
+        n_left = left;
         promised.extend((1..=total).map(|n| {
             let name = format!("{stem}-{n:0width$}-of-{total:0width$}.safetensors");
             (name, format!("the other files are numbered to {total}"))
@@ -427,6 +432,9 @@ fn parse_numbering(name: &str) -> Option<(String, u32, usize)> {
     let (stem, total) = stem.rsplit_once("-of-")?;
     let (stem, number) = stem.rsplit_once('-')?;
     let width = total.len();
+    if width > NUMBER_WIDTH_CAP {
+        return None;
+    }
     let total: u32 = total.parse().ok().filter(|t| *t <= SHARD_CAP)?;
     let number: u32 = number.parse().ok()?;
     (1..=total).contains(&number).then(|| (stem.to_owned(), total, width))

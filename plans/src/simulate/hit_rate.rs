@@ -96,12 +96,12 @@ fn assumed(family: Family, planned: &PlannedCache<'_>, why_not: &str) -> HitRate
         p90: mean(prior.p90),
         evidence: format!(
             "assumed: shipped prior for {}, hit = (cap / experts)^{:.2} (from {:.2} to {:.2}), \
-             fitted to {}; {why_not}",
+             {}; {why_not}",
             family.model_type(),
             prior.p50,
             prior.p10,
             prior.p90,
-            prior.fitted_to
+            prior.origin
         ),
     }
 }

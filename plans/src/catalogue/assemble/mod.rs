@@ -1,0 +1,124 @@
+//! From headers to a catalogue: every tensor gets its role, its logical shape and its stored type,
+//! and what the architecture needs is checked to be there.
+
+mod found;
+mod required;
+mod stored;
+
+use self::found::Found;
+use self::required::{layer_roles, optional_roles, required_roles};
+use super::roles::{self, Role};
+use super::shards::ReadShards;
+use super::source::Source;
+use super::{Catalogue, CatalogueError, ExpertLayout, Shard, Warning};
+use crate::spec::ArchSpec;
+use crate::units::Bytes;
+
+/// Multi-token-prediction layers looked for after the last decoder layer.
+const MTP_LAYER_CAP: usize = 64;
+
+/// Builds the catalogue of a model from its headers.
+pub(super) fn assemble(
+    source: &dyn Source,
+    spec: ArchSpec,
+    read: &ReadShards<'_>,
+) -> Result<Catalogue, CatalogueError> {
+    let shards: Vec<Shard> = read
+        .names
+        .iter()
+        .zip(&read.headers)
+        .map(|(name, header)| Shard { path: source.locate(name), bytes: header.file_bytes })
+        .collect();
+    let mut found = Found::collect(&spec, read, &shards)?;
+    let n_mtp_present = whole_mtp_layers(&spec, &found);
+    let n_layers_present = spec.n_layers + n_mtp_present;
+    let mut tensors = Vec::new();
+    for role in required_roles(&spec, n_layers_present) {
+        match found.take(&spec, role)? {
+            Some(tensor) => tensors.push(tensor),
+            None => return Err(missing(&spec, role, shards.len())),
+        }
+    }
+    for role in optional_roles(&spec, n_layers_present) {
+        tensors.extend(found.take(&spec, role)?);
+    }
+    let (experts, expert_base) = take_experts(&mut found, &spec, n_layers_present)?;
+    let left = found.leave(&spec);
+    let warnings =
+        mtp_warning(&spec, n_mtp_present).into_iter().chain(left.warning(&spec)).collect();
+    Ok(Catalogue {
+        directory: source.label().to_owned(),
+        n_mtp_layers_present: n_mtp_present,
+        spec,
+        shards,
+        tensors,
+        experts,
+        fingerprint: fingerprint(read),
+        unrecognised_bytes: left.unrecognised,
+        ignored_bytes: left.ignored,
+        n_tensors: read.headers.iter().map(|h| h.n_tensors()).sum(),
+        tokenizer_bytes: Bytes(0),
+        warnings,
+        expert_base,
+    })
+}
+
+fn missing(spec: &ArchSpec, role: Role, n_shards: usize) -> CatalogueError {
+    CatalogueError::MissingTensor {
+        tensor: roles::name_of(spec.family, spec.n_layers, role),
+        shards: n_shards,
+    }
+}
+
+/// Hash of every header and file size in order of file name; names and places do not count.
+fn fingerprint(read: &ReadShards<'_>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for header in &read.headers {
+        hasher.update(&header.hash);
+        hasher.update(&header.file_bytes.to_le_bytes());
+    }
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+/// How many multi-token-prediction layers are present and whole.
+fn whole_mtp_layers(spec: &ArchSpec, found: &Found<'_>) -> usize {
+    if spec.mtp_layer.is_none() {
+        return 0;
+    }
+    (0..MTP_LAYER_CAP)
+        .take_while(|extra| {
+            let layer = spec.n_layers + extra;
+            layer_roles(spec, layer).into_iter().all(|role| found.is_whole(role))
+                && (!spec.is_expert_layer(layer) || found.has_whole_experts(spec, layer))
+        })
+        .count()
+}
+
+/// The layouts of all experts, and where those of each layer start.
+type Experts = (Vec<ExpertLayout>, Vec<Option<usize>>);
+
+fn take_experts(
+    found: &mut Found<'_>,
+    spec: &ArchSpec,
+    n_layers_present: usize,
+) -> Result<Experts, CatalogueError> {
+    let mut experts = Vec::new();
+    let mut expert_base = vec![None; n_layers_present];
+    for (layer, base) in expert_base.iter_mut().enumerate() {
+        if spec.is_expert_layer(layer) {
+            *base = Some(experts.len());
+            found.take_experts(spec, layer, &mut experts)?;
+        }
+    }
+    Ok((experts, expert_base))
+}
+
+fn mtp_warning(spec: &ArchSpec, n_mtp_present: usize) -> Option<Warning> {
+    let declared = spec.n_mtp_layers.filter(|declared| *declared != n_mtp_present);
+    declared.map(|declared| Warning {
+        finding: format!(
+            "config.json declares {declared} multi-token-prediction layers, the shards hold {n_mtp_present}"
+        ),
+        remedy: "nothing: what is present is counted".to_owned(),
+    })
+}
