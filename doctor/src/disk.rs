@@ -1,22 +1,26 @@
 //! The disk under a directory: filesystem, mount, device, space.
 //!
-//! Owns the mapping from a directory to its mount and its block device, and the table of filesystem
-//! kinds. Refuses to write anything. Timing is in `disk_read`.
+//! Owns the mapping from a directory to its mount, and the table of filesystem kinds. Refuses to write
+//! anything. The block device and its link are in `disk_link`, timing in `disk_read`.
 
 use std::path::Path;
 
+use crate::disk_link;
 use crate::fact::Fact;
 use crate::facts::{DiskFacts, FilesystemKind};
 use crate::parse::{self, Mount};
 use crate::tree::Tree;
 
-/// Facts about the disk under `directory`, read speed apart.
-pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> DiskFacts {
-    let Some(directory) = directory else { return nothing_known("no directory was given") };
+/// Facts about the disk under `directory`, read speed apart, and what its link carries.
+pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> (DiskFacts, Option<f64>) {
+    let Some(directory) = directory else {
+        return (nothing_known("no directory was given"), None);
+    };
     let on_disk = match tree.path(directory).canonicalize() {
         Ok(on_disk) => on_disk,
         Err(error) => {
-            return nothing_known(&format!("cannot find {}: {error}", directory.display()));
+            let reason = format!("cannot find {}: {error}", directory.display());
+            return (nothing_known(&reason), None);
         }
     };
     let logical = tree.logical(&on_disk);
@@ -26,7 +30,16 @@ pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> DiskFacts {
         Err(reason) => Fact::unknown(reason.clone()),
     };
     let (free_bytes, total_bytes) = space(&on_disk);
-    DiskFacts {
+    let device = match &mount {
+        Ok(mount) => disk_link::block_device(tree, mount),
+        Err(reason) => Err(reason.clone()),
+    };
+    let attachment = match &device {
+        Ok(device) => device.attachment(tree),
+        Err(reason) => Err(reason.clone()),
+    };
+    let link_bytes_per_s = attachment.as_ref().ok().and_then(|found| found.bytes_per_s);
+    let facts = DiskFacts {
         path: Fact::read(logical.display().to_string(), "the directory asked about"),
         filesystem: from_mount(|mount| mount.filesystem.clone()),
         kind: match &mount {
@@ -40,14 +53,18 @@ pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> DiskFacts {
         device: from_mount(|mount| mount.source.clone()),
         free_bytes,
         total_bytes,
-        rotational: match &mount {
-            Ok(mount) => rotational(tree, mount),
+        rotational: match &device {
+            Ok(device) => device.rotational(tree),
             Err(reason) => Fact::unknown(reason.clone()),
         },
-        link: Fact::unknown("not looked for yet"),
+        link: match attachment {
+            Ok(attachment) => attachment.fact(),
+            Err(reason) => Fact::unknown(reason),
+        },
         read: Fact::default(),
         reads: Fact::default(),
-    }
+    };
+    (facts, link_bytes_per_s)
 }
 
 fn nothing_known(reason: &str) -> DiskFacts {
@@ -91,38 +108,6 @@ pub fn filesystem_kind(filesystem: &str) -> FilesystemKind {
         other if other.starts_with("fuse.") => FilesystemKind::Fuse,
         _ => FilesystemKind::Unknown,
     }
-}
-
-/// Whether the block device of a mount says that it rotates.
-fn rotational(tree: &Tree, mount: &Mount) -> Fact<bool> {
-    let (major, minor) = mount.device_number;
-    let by_number = format!("/sys/dev/block/{major}:{minor}");
-    // Filesystems that span devices have a number of their own; their first device has a name.
-    let name = Path::new(&mount.source).file_name().map(|name| name.to_string_lossy().into_owned());
-    let by_name = name
-        .filter(|_| mount.source.starts_with("/dev/"))
-        .map(|name| format!("/sys/class/block/{name}"));
-    for directory in std::iter::once(by_number.clone()).chain(by_name) {
-        let Ok(on_disk) = tree.path(&directory).canonicalize() else { continue };
-        // A partition has no queue of its own; its disk is the directory above.
-        for holder in [Some(on_disk.as_path()), on_disk.parent()].into_iter().flatten() {
-            let file = tree.logical(&holder.join("queue/rotational"));
-            if let Ok(text) = tree.read_value(&file) {
-                let detail = format!("{}, as the device reports", file.display());
-                return match text.as_str() {
-                    "0" => Fact::read(false, detail),
-                    "1" => Fact::read(true, detail),
-                    other => {
-                        Fact::unknown(format!("{}: expected 0 or 1, found {other}", file.display()))
-                    }
-                };
-            }
-        }
-    }
-    Fact::unknown(format!(
-        "{} on {} is no block device in {by_number}",
-        mount.filesystem, mount.source
-    ))
 }
 
 /// Free and total bytes of the filesystem at a path.

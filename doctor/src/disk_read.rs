@@ -1,70 +1,111 @@
 //! How fast a disk answers random reads.
 //!
-//! Owns timed reads past the page cache (`O_DIRECT`) from existing files. Refuses to write, to read
-//! holes, and to call a speed what a cache must have delivered.
+//! Owns which sizes and queue depths are timed and for how long. Refuses to call a speed what a cache
+//! must have delivered, to wait for slow disks longer than planned by more than one round of reads, and
+//! to write, but for the temporary file where the caller allows one.
 
+#[cfg(target_os = "linux")]
+use std::path::Path;
 use std::path::PathBuf;
 
 use crate::fact::Fact;
 use crate::facts::DiskReadSpeed;
 
-/// How to read.
-#[derive(Clone, Copy, Debug)]
+/// What to measure with and how.
+#[derive(Clone, Debug)]
 #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
 pub(crate) struct Settings {
-    /// Size of one read.
+    /// The size of reads that matters most.
     pub(crate) read_bytes: u64,
-    /// Reads in flight at once.
-    pub(crate) queue_depth: u32,
+    /// Reads in flight at once; each is timed.
+    pub(crate) queue_depths: Vec<u32>,
+    /// Memory that buffers may take.
+    pub(crate) memory_bytes: u64,
+    /// What the disk's link carries, if it is known.
+    pub(crate) link_bytes_per_s: Option<f64>,
+    /// Where a temporary file may be written if there are no files that can be measured.
+    pub(crate) scratch: Option<PathBuf>,
+}
+
+/// The speed at the size that matters most, and at every size and depth that was timed.
+pub(crate) struct Reads {
+    pub(crate) read: Fact<DiskReadSpeed>,
+    pub(crate) reads: Fact<Vec<DiskReadSpeed>>,
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn measure(_files: &[(String, PathBuf)], _settings: Settings) -> Fact<DiskReadSpeed> {
-    Fact::unknown(crate::NOT_SUPPORTED)
+pub(crate) fn measure(_files: &[(String, PathBuf)], _settings: &Settings) -> Reads {
+    let reason = crate::NOT_SUPPORTED;
+    Reads { read: Fact::unknown(reason), reads: Fact::unknown(reason) }
 }
 
-/// Reads random parts of `files` (what each is called, and where it is) for about half a second.
+/// Reads random parts of `files` (what each is called, and where it is), for about two seconds.
 #[cfg(target_os = "linux")]
-pub(crate) fn measure(files: &[(String, PathBuf)], settings: Settings) -> Fact<DiskReadSpeed> {
-    match linux::measure(files, settings) {
-        Ok((speed, detail)) => Fact::measured(speed, detail),
-        Err(reason) => Fact::unknown(reason),
+pub(crate) fn measure(files: &[(String, PathBuf)], settings: &Settings) -> Reads {
+    use crate::disk_files;
+
+    let files = match (disk_files::open_all(files), &settings.scratch) {
+        (Ok(files), _) => Ok(files),
+        (Err(reason), None) => Err(reason),
+        (Err(reason), Some(folder)) => {
+            let folder: &Path = folder;
+            let scratch = disk_files::scratch(folder, settings.read_bytes);
+            scratch.map(|file| vec![file]).map_err(|other| format!("{reason}; {other}"))
+        }
+    };
+    match files {
+        Ok(files) => linux::measure(&files, settings),
+        Err(reason) => Reads { read: Fact::unknown(reason.clone()), reads: Fact::unknown(reason) },
     }
 }
 
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::hash_map::RandomState;
-    use std::fs::File;
     use std::hash::BuildHasher;
-    use std::os::unix::fs::{FileExt, MetadataExt};
-    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, Instant};
 
-    use rustix::fs::{Mode, OFlags, SeekFrom};
-    use rustix::io::Errno;
-
-    use super::Settings;
+    use super::{Reads, Settings};
+    use crate::disk_files::{ALIGNMENT_BYTES, AlignedBuffer, DataFile, Read, Way};
+    use crate::fact::Fact;
     use crate::facts::DiskReadSpeed;
-
-    /// Offsets, lengths and addresses of direct reads are multiples of this. Devices ask for 512 or
-    /// 4096.
-    const ALIGNMENT_BYTES: u64 = 4096;
 
     /// Larger reads would only hold more memory.
     const MAX_READ_BYTES: u64 = 64 << 20;
 
-    const READ_TIME: Duration = Duration::from_millis(500);
+    /// Sizes that are timed besides the one that matters most, and how long each depth of them takes.
+    const OTHER_SIZES: [(u64, Duration); 2] =
+        [(1 << 20, Duration::from_millis(110)), (64 << 10, Duration::from_millis(80))];
+
+    /// How long each depth of the size that matters most takes.
+    const MAIN_TIME: Duration = Duration::from_millis(220);
+
+    /// A depth whose first round alone would take longer than this many times its time is left out.
+    const PATIENCE: f64 = 2.0;
+
+    /// Buffers of all reads in flight together.
+    const MAX_BUFFER_BYTES: u64 = 256 << 20;
 
     /// No disk of this decade is faster; a cache of the host or the filesystem is.
     const IMPLAUSIBLE_BYTES_PER_S: f64 = 30e9;
 
+    /// Clocks and counts are not exact: so much above its link is no cache yet.
+    const LINK_TOLERANCE: f64 = 1.1;
+
     /// Fewer reads than this say nothing.
     const MIN_READS: u64 = 4;
 
-    /// Files with more pieces than this are measured on their first ones.
-    const MAX_EXTENTS: usize = 4096;
+    /// A depth that reaches this part of the best is as good, and holds less memory.
+    const GOOD_ENOUGH: f64 = 0.95;
+
+    /// The parts of all files that reads of one size can bring.
+    struct Places<'files> {
+        files: &'files [DataFile],
+        extents: Vec<Extent>,
+        count: u64,
+        read_bytes: u64,
+    }
 
     /// Stored bytes of one file, cut into places for reads.
     struct Extent {
@@ -74,169 +115,213 @@ mod linux {
         first_place: u64,
     }
 
-    pub(super) fn measure(
-        paths: &[(String, PathBuf)],
-        settings: Settings,
-    ) -> Result<(DiskReadSpeed, String), String> {
-        let read_bytes = settings.read_bytes.clamp(ALIGNMENT_BYTES, MAX_READ_BYTES);
-        let read_bytes = read_bytes.next_multiple_of(ALIGNMENT_BYTES);
-        if paths.is_empty() {
-            return Err("no file to measure with was given".to_owned());
-        }
-        let mut files = Vec::new();
-        let mut extents = Vec::new();
-        let mut places = 0_u64;
-        for (name, path) in paths {
-            let file = open(name, path)?;
-            refuse_caches(name, &file)?;
-            for (start, end) in stored_ranges(name, &file)? {
-                let offset = start.next_multiple_of(ALIGNMENT_BYTES);
-                let count = end.saturating_sub(offset) / read_bytes;
-                if count > 0 {
-                    extents.push(Extent { file: files.len(), offset, first_place: places });
-                    places += count;
+    impl<'files> Places<'files> {
+        fn new(files: &'files [DataFile], read_bytes: u64) -> Self {
+            let mut extents = Vec::new();
+            let mut count = 0_u64;
+            for (file, data) in files.iter().enumerate() {
+                for &(start, end) in &data.ranges {
+                    let offset = start.next_multiple_of(ALIGNMENT_BYTES);
+                    let places = end.saturating_sub(offset) / read_bytes;
+                    if places > 0 {
+                        extents.push(Extent { file, offset, first_place: count });
+                        count += places;
+                    }
                 }
             }
-            files.push((name, file));
+            Self { files, extents, count, read_bytes }
         }
-        if places < MIN_READS {
+
+        fn get(&self, place: u64) -> Option<(&DataFile, u64)> {
+            let after = self.extents.partition_point(|extent| extent.first_place <= place);
+            let extent = self.extents.get(after.checked_sub(1)?)?;
+            let file = self.files.get(extent.file)?;
+            Some((file, extent.offset + (place - extent.first_place) * self.read_bytes))
+        }
+    }
+
+    pub(super) fn measure(files: &[DataFile], settings: &Settings) -> Reads {
+        let main_bytes = settings.read_bytes.clamp(ALIGNMENT_BYTES, MAX_READ_BYTES);
+        let main_bytes = main_bytes.next_multiple_of(ALIGNMENT_BYTES);
+        let others = OTHER_SIZES.into_iter().filter(|(size, _)| *size != main_bytes);
+        let mut reads = Vec::new();
+        let mut notes = Vec::new();
+        let read = match measure_size(files, main_bytes, MAIN_TIME, settings) {
+            Ok(points) => {
+                let read = best(&points).map_or_else(
+                    || Fact::unknown("no queue depth was given"),
+                    |best| Fact::measured(best, detail(files, &points, settings)),
+                );
+                reads.extend(points);
+                read
+            }
+            Err(reason) => {
+                notes.push(format!("at {main_bytes} bytes: {reason}"));
+                Fact::unknown(reason)
+            }
+        };
+        for (size, time) in others {
+            match measure_size(files, size, time, settings) {
+                Ok(points) => reads.extend(points),
+                Err(reason) => notes.push(format!("at {size} bytes: {reason}")),
+            }
+        }
+        let reads = match (reads.is_empty(), read.is_unknown()) {
+            (true, true) => Fact::unknown(read.detail()),
+            (true, false) => Fact::unknown(notes.join("; ")),
+            (false, _) => {
+                let mut detail = way(files).to_owned();
+                for note in &notes {
+                    detail.push_str(&format!("; {note}"));
+                }
+                Fact::measured(reads, detail)
+            }
+        };
+        Reads { read, reads }
+    }
+
+    /// How the reads were done, of what.
+    fn detail(files: &[DataFile], points: &[DiskReadSpeed], settings: &Settings) -> String {
+        let depths: Vec<String> =
+            points.iter().map(|point| point.queue_depth.to_string()).collect();
+        let of = match files {
+            [one] => one.name.clone(),
+            many => format!("{} files", many.len()),
+        };
+        let mut detail = format!("{}, of {of}; best of {} at once", way(files), depths.join(", "));
+        if points.len() < settings.queue_depths.len() {
+            detail.push_str("; more would take too long or too much memory");
+        }
+        detail
+    }
+
+    fn way(files: &[DataFile]) -> &'static str {
+        if files.iter().all(|file| file.way == Way::Direct) {
+            "random direct reads"
+        } else {
+            "random reads, pages dropped from the page cache before"
+        }
+    }
+
+    /// The smallest depth that is about as fast as the fastest.
+    fn best(points: &[DiskReadSpeed]) -> Option<DiskReadSpeed> {
+        let most = points.iter().map(|point| point.bytes_per_s).max_by(f64::total_cmp)?;
+        let good = points.iter().filter(|point| point.bytes_per_s >= GOOD_ENOUGH * most);
+        good.min_by_key(|point| point.queue_depth).cloned()
+    }
+
+    /// Times one size at each depth, shallow ones first: what they show tells how long more would take.
+    fn measure_size(
+        files: &[DataFile],
+        read_bytes: u64,
+        time: Duration,
+        settings: &Settings,
+    ) -> Result<Vec<DiskReadSpeed>, String> {
+        let places = Places::new(files, read_bytes);
+        if places.count < MIN_READS {
             return Err(format!(
-                "too small to measure: the files hold {places} reads of {read_bytes} bytes, \
-                 {MIN_READS} are needed"
+                "too small to measure: the files hold {} reads of {read_bytes} bytes, {MIN_READS} are \
+                 needed",
+                places.count
             ));
         }
-        let threads = u64::from(settings.queue_depth.max(1)).min(places);
-        let walk = Walk::new(places);
-        let place = |number: u64| {
-            let place = walk.place(number);
-            let after = extents.partition_point(|extent| extent.first_place <= place);
-            let extent = extents.get(after.checked_sub(1)?)?;
-            let (name, file) = files.get(extent.file)?;
-            Some((*name, file, extent.offset + (place - extent.first_place) * read_bytes))
-        };
+        let mut depths: Vec<u64> =
+            settings.queue_depths.iter().map(|depth| u64::from(*depth).max(1)).collect();
+        depths.sort_unstable();
+        depths.dedup();
+        let most_buffers = MAX_BUFFER_BYTES.min(settings.memory_bytes) / read_bytes;
+        let walk = Walk::new(places.count);
         let next = AtomicU64::new(0);
+        let mut buffers = Vec::new();
+        let mut points: Vec<DiskReadSpeed> = Vec::new();
+        for depth in depths {
+            if depth > most_buffers {
+                if points.is_empty() {
+                    return Err(format!(
+                        "not measured: {depth} reads of {read_bytes} bytes take more memory than the \
+                         {} bytes that measuring may",
+                        MAX_BUFFER_BYTES.min(settings.memory_bytes)
+                    ));
+                }
+                break;
+            }
+            let round_s = |point: &DiskReadSpeed| (depth * read_bytes) as f64 / point.bytes_per_s;
+            let is_slow = points.last().is_some_and(|p| round_s(p) > PATIENCE * time.as_secs_f64());
+            if is_slow || depth > places.count / 2 && !points.is_empty() {
+                break;
+            }
+            let depth = depth.min(places.count);
+            while (buffers.len() as u64) < depth {
+                buffers.push(AlignedBuffer::new(read_bytes)?);
+            }
+            let bytes_per_s = time_reads(&places, &walk, &next, &mut buffers, time)?;
+            plausible(bytes_per_s, settings.link_bytes_per_s)?;
+            let queue_depth = u32::try_from(depth).unwrap_or(u32::MAX);
+            points.push(DiskReadSpeed { bytes_per_s, read_bytes, queue_depth });
+        }
+        Ok(points)
+    }
+
+    /// Refuses a speed that a cache must have delivered.
+    pub(super) fn plausible(bytes_per_s: f64, link_bytes_per_s: Option<f64>) -> Result<(), String> {
+        let said = format!("not measurable: {:.1} GB/s", bytes_per_s / 1e9);
+        if bytes_per_s > IMPLAUSIBLE_BYTES_PER_S {
+            return Err(format!("{said} is no disk's speed, a cache answered"));
+        }
+        match link_bytes_per_s {
+            Some(link) if bytes_per_s > link * LINK_TOLERANCE => Err(format!(
+                "{said} is more than the disk's link carries ({:.1} GB/s), a cache answered",
+                link / 1e9
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Bytes per second of one thread for each buffer. Reads go on along the walk from where the last
+    /// ended, and bring each place once at most: the device's own cache would answer a second time.
+    fn time_reads(
+        places: &Places<'_>,
+        walk: &Walk,
+        next: &AtomicU64,
+        buffers: &mut [AlignedBuffer],
+        time: Duration,
+    ) -> Result<f64, String> {
+        let first = next.load(Ordering::Relaxed);
         let start = Instant::now();
-        let read = || -> Result<u64, String> {
-            let mut buffer = AlignedBuffer::new(read_bytes)?;
-            let mut bytes = 0;
-            while start.elapsed() < READ_TIME {
-                // Each place is read once only: the device's own cache would answer a second time.
+        let read = |buffer: &mut AlignedBuffer| -> Result<(u64, u64), String> {
+            let (mut fetched, mut cached) = (0, 0);
+            while start.elapsed() < time {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= places {
+                if number - first >= places.count {
                     break;
                 }
-                let Some((name, file, offset)) = place(number) else { break };
-                let found = read_at(file, buffer.as_mut_slice(), offset)
-                    .map_err(|error| format!("cannot read {name} at {offset}: {error}"))?;
-                bytes += found as u64;
+                let Some((file, offset)) = places.get(walk.place(number)) else { break };
+                match file.read_at(buffer.as_mut_slice(), offset)? {
+                    Read::Fetched(bytes) => fetched += bytes,
+                    Read::Cached(bytes) => cached += bytes,
+                }
             }
-            Ok(bytes)
+            Ok((fetched, cached))
         };
-        let total_bytes = std::thread::scope(|scope| {
+        let (fetched, cached) = std::thread::scope(|scope| {
             let mut handles = Vec::new();
-            for _ in 0..threads {
-                let spawned = std::thread::Builder::new().spawn_scoped(scope, read);
+            for buffer in buffers {
+                let spawned = std::thread::Builder::new().spawn_scoped(scope, || read(buffer));
                 handles.push(spawned.map_err(|error| format!("no more threads: {error}"))?);
             }
-            handles.into_iter().try_fold(0_u64, |sum, handle| {
-                let bytes = handle.join().map_err(|_| "a reading thread failed".to_owned())??;
-                Ok::<_, String>(sum + bytes)
+            handles.into_iter().try_fold((0_u64, 0_u64), |(fetched, cached), handle| {
+                let one = handle.join().map_err(|_| "a reading thread failed".to_owned())??;
+                Ok::<_, String>((fetched + one.0, cached + one.1))
             })
         })?;
-        let elapsed = start.elapsed();
+        if cached > fetched / 20 {
+            return Err(
+                "not measurable: the page cache answered, and does not let go of its pages"
+                    .to_owned(),
+            );
+        }
         // Whole bytes: a fraction is noise, and not every JSON reader keeps its last digit.
-        let bytes_per_s = (total_bytes as f64 / elapsed.as_secs_f64()).round();
-        if bytes_per_s > IMPLAUSIBLE_BYTES_PER_S {
-            return Err(format!(
-                "not measurable: {:.1} GB/s is no disk's speed, a cache answered",
-                bytes_per_s / 1e9
-            ));
-        }
-        let detail = format!(
-            "{:.1} MB in {:.2} s, random direct reads of {read_bytes} bytes from {} file(s), \
-             {threads} at once",
-            total_bytes as f64 / 1e6,
-            elapsed.as_secs_f64(),
-            files.len(),
-        );
-        let queue_depth = u32::try_from(threads).unwrap_or(u32::MAX);
-        Ok((DiskReadSpeed { bytes_per_s, read_bytes, queue_depth }, detail))
-    }
-
-    fn open(name: &str, path: &Path) -> Result<File, String> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
-        match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(descriptor) => Ok(File::from(descriptor)),
-            Err(Errno::INVAL) => {
-                Err(format!("the filesystem of {name} refuses reads past the page cache"))
-            }
-            Err(error) => Err(format!("cannot open {name}: {error}")),
-        }
-    }
-
-    /// Refuses filesystems that take a direct read and answer it from memory. `tmpfs` takes them since
-    /// Linux 6.6; ZFS had no direct reads before 2.3 and answered from its own cache. The numbers are
-    /// those of statfs(2).
-    fn refuse_caches(name: &str, file: &File) -> Result<(), String> {
-        let filesystem = rustix::fs::fstatfs(file)
-            .map_err(|error| format!("cannot find the filesystem of {name}: {error}"))?;
-        // The type's width and sign differ between architectures; all these numbers fit 32 bits.
-        let keeper = match filesystem.f_type as u32 {
-            0x0102_1994 => "tmpfs keeps it in memory",
-            0x8584_58f6 => "ramfs keeps it in memory",
-            0x2fc1_2fc1 => "zfs may answer direct reads from its own cache",
-            _ => return Ok(()),
-        };
-        Err(format!("not measurable: {name}: {keeper}"))
-    }
-
-    /// The ranges of a file that are stored, holes left out.
-    fn stored_ranges(name: &str, file: &File) -> Result<Vec<(u64, u64)>, String> {
-        let failed = |error: std::io::Error| format!("cannot examine {name}: {error}");
-        let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(format!("{name} is not a regular file"));
-        }
-        let size = metadata.len();
-        let mut ranges = Vec::new();
-        let mut position = 0;
-        while position < size && ranges.len() < MAX_EXTENTS {
-            let data = match rustix::fs::seek(file, SeekFrom::Data(position)) {
-                Ok(data) => data,
-                // Nothing but a hole up to the end.
-                Err(Errno::NXIO) => break,
-                Err(error) => return Err(failed(error.into())),
-            };
-            let hole = rustix::fs::seek(file, SeekFrom::Hole(data))
-                .map_err(|error| failed(error.into()))?;
-            ranges.push((data, hole.min(size)));
-            position = hole.max(position + 1);
-        }
-        let ranges_bytes: u64 = ranges.iter().map(|(start, end)| end.saturating_sub(*start)).sum();
-        if size > 0 && ranges_bytes == 0 {
-            return Err(format!("not measurable: {name} is one hole, nothing of it is stored"));
-        }
-        // Filesystems that cannot tell holes call everything data. What takes much less room than
-        // that is sparse, compressed or not written out yet.
-        let on_disk_bytes = metadata.blocks().saturating_mul(512);
-        if ranges.len() < MAX_EXTENTS && on_disk_bytes < ranges_bytes / 10 * 9 {
-            return Err(format!(
-                "not measurable: {name} has {ranges_bytes} bytes of data in {on_disk_bytes} bytes \
-                 on disk; it is sparse, compressed or not written out yet"
-            ));
-        }
-        Ok(ranges)
-    }
-
-    /// One direct read; fewer bytes than asked for are returned as they are, for they count as such.
-    fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
-        loop {
-            match file.read_at(buffer, offset) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                result => return result,
-            }
-        }
+        Ok((fetched as f64 / start.elapsed().as_secs_f64()).round().max(1.0))
     }
 
     /// An order of places that looks random and repeats none: steps of about the golden section of
@@ -270,34 +355,6 @@ mod linux {
         a
     }
 
-    /// A buffer whose address suits direct reads.
-    struct AlignedBuffer {
-        bytes: Vec<u8>,
-        start: usize,
-        length: usize,
-    }
-
-    impl AlignedBuffer {
-        fn new(length: u64) -> Result<Self, String> {
-            let (Ok(length), Ok(alignment)) =
-                (usize::try_from(length), usize::try_from(ALIGNMENT_BYTES))
-            else {
-                return Err(format!("a read of {length} bytes is too large for this machine"));
-            };
-            let mut bytes = Vec::new();
-            bytes
-                .try_reserve_exact(length + alignment)
-                .map_err(|error| format!("no memory for a read of {length} bytes: {error}"))?;
-            bytes.resize(length + alignment, 0);
-            let start = bytes.as_ptr().align_offset(alignment).min(alignment);
-            Ok(Self { bytes, start, length })
-        }
-
-        fn as_mut_slice(&mut self) -> &mut [u8] {
-            self.bytes.get_mut(self.start..self.start + self.length).unwrap_or_default()
-        }
-    }
-
     #[cfg(test)]
     mod tests {
         use super::*;
@@ -313,13 +370,26 @@ mod linux {
         }
 
         #[test]
-        fn buffers_are_aligned() {
-            for length in [4096, 1 << 20] {
-                let mut buffer = AlignedBuffer::new(length).unwrap();
-                let slice = buffer.as_mut_slice();
-                assert_eq!(slice.len() as u64, length);
-                assert_eq!(slice.as_ptr() as usize % 4096, 0);
-            }
+        fn m10_a_speed_that_no_disk_has_is_not_one() {
+            let refusal = plausible(65e9, None).unwrap_err();
+            assert!(refusal.starts_with("not measurable: 65.0 GB/s"), "{refusal}");
+            // PCIe 3.0 x4 carries 3.94 GB/s.
+            let link = Some(3_938_461_538.0);
+            assert!(plausible(6e9, link).unwrap_err().contains("link carries (3.9 GB/s)"));
+            assert_eq!(plausible(3.5e9, link), Ok(()));
+            assert_eq!(plausible(14e9, None), Ok(()));
+        }
+
+        #[test]
+        fn the_shallowest_depth_that_is_about_as_fast_is_the_best() {
+            let point = |queue_depth, bytes_per_s| DiskReadSpeed {
+                bytes_per_s,
+                read_bytes: 4096,
+                queue_depth,
+            };
+            let points = [point(1, 1.0e9), point(4, 2.95e9), point(8, 3.0e9), point(16, 2.9e9)];
+            assert_eq!(best(&points).map(|point| point.queue_depth), Some(4));
+            assert_eq!(best(&[]), None);
         }
     }
 }

@@ -10,6 +10,9 @@ mod bandwidth;
 mod cgroup;
 mod cpu;
 mod disk;
+#[cfg(target_os = "linux")]
+mod disk_files;
+mod disk_link;
 mod disk_read;
 mod fact;
 mod facts;

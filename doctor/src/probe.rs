@@ -6,8 +6,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::disk_read::Reads;
 use crate::fact::Fact;
-use crate::facts::{DiskReadSpeed, Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
+use crate::facts::{Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
 use crate::topology::last_level_cache_bytes;
 use crate::tree::Tree;
 use crate::trial::TrialCommand;
@@ -18,9 +19,12 @@ const NOT_MEASURED: &str = "not measured (--no-measure)";
 /// Reads of this size where the caller names none.
 const DEFAULT_READ_BYTES: u64 = 1 << 20;
 
-/// Reads in flight where the caller names no number: enough to keep an NVMe drive busy at 1 MiB,
-/// few enough that a rotating disk is not slowed by its own queue.
-const DEFAULT_QUEUE_DEPTH: u32 = 8;
+/// Reads in flight at once where the caller names no numbers: one, as a rotating disk likes it, up to
+/// what keeps an NVMe drive busy with parts of a megabyte.
+const DEFAULT_QUEUE_DEPTHS: [u32; 4] = [1, 4, 8, 16];
+
+/// Buffers for reading take no more than this part of the memory that may be used.
+const BUFFERS_PART_OF_MEMORY: u64 = 8;
 
 /// Finds out the facts about a machine.
 ///
@@ -35,7 +39,8 @@ pub struct Probe {
     directory: Option<PathBuf>,
     files: Vec<PathBuf>,
     read_bytes: u64,
-    queue_depth: u32,
+    queue_depths: Vec<u32>,
+    scratch: Option<PathBuf>,
     is_measuring: bool,
     trial: Option<TrialCommand>,
     nvml_library: Option<PathBuf>,
@@ -56,7 +61,8 @@ impl Probe {
             directory: None,
             files: Vec::new(),
             read_bytes: DEFAULT_READ_BYTES,
-            queue_depth: DEFAULT_QUEUE_DEPTH,
+            queue_depths: DEFAULT_QUEUE_DEPTHS.to_vec(),
+            scratch: None,
             is_measuring: true,
             trial: None,
             nvml_library: None,
@@ -92,21 +98,31 @@ impl Probe {
         self
     }
 
-    /// Size of one measured read: 1 MiB unless set, rounded up to 4096 bytes, at most 64 MiB.
+    /// Size of the reads that matter most, such as an expert's: 1 MiB unless set, rounded up to 4096
+    /// bytes, at most 64 MiB. Reads of 64 KiB and 1 MiB are timed besides.
     #[must_use]
     pub fn read_bytes(mut self, read_bytes: u64) -> Self {
         self.read_bytes = read_bytes;
         self
     }
 
-    /// Measured reads in flight at once: 8 unless set, at least 1.
+    /// Measured reads in flight at once, each number at least 1: 1, 4, 8 and 16 unless set.
     #[must_use]
-    pub fn queue_depth(mut self, queue_depth: u32) -> Self {
-        self.queue_depth = queue_depth;
+    pub fn queue_depths(mut self, queue_depths: Vec<u32>) -> Self {
+        self.queue_depths = queue_depths;
         self
     }
 
-    /// Whether to time memory and disk, which takes a second or two; otherwise both are unknown.
+    /// A folder in which a temporary file of up to 1 GiB, and a quarter of the free space, may be
+    /// written where [`Probe::files`] has none that can be measured. It has no name and is gone
+    /// afterwards. Nothing is written unless this is set.
+    #[must_use]
+    pub fn scratch(mut self, folder: Option<PathBuf>) -> Self {
+        self.scratch = folder;
+        self
+    }
+
+    /// Whether to time memory and disk, which takes three seconds or less; otherwise both are unknown.
     #[must_use]
     pub fn measure(mut self, is_measuring: bool) -> Self {
         self.is_measuring = is_measuring;
@@ -144,7 +160,7 @@ impl Probe {
         let cpu = cpu::probe(&tree, self.affinity.as_deref(), self.trial.as_ref());
         let mut memory = memory::probe(&tree);
         progress("reading disk and platform");
-        let mut disk = disk::probe(&tree, self.directory.as_deref());
+        let (mut disk, link_bytes_per_s) = disk::probe(&tree, self.directory.as_deref());
         let platform = platform::probe(&tree);
         progress("asking the GPU driver");
         let host_total_bytes = memory.total_bytes.value().copied();
@@ -157,21 +173,34 @@ impl Probe {
             let cache = cpu.caches.value().and_then(|caches| last_level_cache_bytes(caches));
             measure_memory(&tree, cpu.usable_threads.value().copied(), cache, &mut memory);
             progress("measuring disk reads");
-            disk.read = self.measure_disk(&tree);
+            let usable_bytes = memory.usable_bytes.value().copied();
+            let reads = self.measure_disk(&tree, usable_bytes, link_bytes_per_s);
+            (disk.read, disk.reads) = (reads.read, reads.reads);
         } else {
             memory.read_bandwidth_bytes_per_s = Fact::unknown(NOT_MEASURED);
             memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(NOT_MEASURED);
             disk.read = Fact::unknown(NOT_MEASURED);
+            disk.reads = Fact::unknown(NOT_MEASURED);
         }
         Facts { schema_version: SCHEMA_VERSION, cpu, memory, disk, gpus, platform }
     }
 
-    fn measure_disk(&self, tree: &Tree) -> Fact<DiskReadSpeed> {
+    fn measure_disk(
+        &self,
+        tree: &Tree,
+        usable_bytes: Option<u64>,
+        link_bytes_per_s: Option<f64>,
+    ) -> Reads {
         let files: Vec<(String, PathBuf)> =
             self.files.iter().map(|file| (file.display().to_string(), tree.path(file))).collect();
-        let settings =
-            disk_read::Settings { read_bytes: self.read_bytes, queue_depth: self.queue_depth };
-        disk_read::measure(&files, settings)
+        let settings = disk_read::Settings {
+            read_bytes: self.read_bytes,
+            queue_depths: self.queue_depths.clone(),
+            memory_bytes: usable_bytes.map_or(u64::MAX, |bytes| bytes / BUFFERS_PART_OF_MEMORY),
+            link_bytes_per_s,
+            scratch: self.scratch.as_ref().map(|folder| tree.path(folder)),
+        };
+        disk_read::measure(&files, &settings)
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use support::{facts, made, recorded};
 use tierkeep_doctor::{
-    CgroupLimit, CgroupVersion, Fact, Facts, FilesystemKind, HugePagePool, Probe, Source,
+    CgroupLimit, CgroupVersion, DiskFacts, Fact, Facts, FilesystemKind, HugePagePool, Probe, Source,
 };
 
 const GIB: u64 = 1 << 30;
@@ -331,4 +331,61 @@ fn m12_locked_memory_swap_and_pools_are_told() {
     assert_eq!(facts(root.path()).memory.locked_limit_bytes.value(), Some(&None));
     support::write(root.path(), "proc/self/limits", "Max cpu time unlimited\n");
     assert!(facts(root.path()).memory.locked_limit_bytes.is_unknown());
+}
+
+/// A mount of a device and the tree of devices that it lies in, with the links of sysfs.
+fn disk_link(device: &str, files: &[(&str, &str)], links: &[(&str, &str)]) -> DiskFacts {
+    let root = made(&[
+        ("proc/self/mountinfo", "22 1 259:2 / / rw - ext4 /dev/disk rw\n"),
+        ("models/x", ""),
+    ]);
+    for (path, text) in files {
+        support::write(root.path(), path, text);
+    }
+    let link = |at: &str, to: &str| {
+        let at = root.path().join(at);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::fs::create_dir_all(root.path().join(to)).unwrap();
+        std::os::unix::fs::symlink(root.path().join(to), at).unwrap();
+    };
+    link("sys/dev/block/259:2", device);
+    for (at, to) in links {
+        link(at, to);
+    }
+    let probe = Probe::new().root(root.path().to_path_buf()).measure(false);
+    probe.directory(Some(PathBuf::from("/models"))).run(&mut |_| {}).disk
+}
+
+#[test]
+fn links_of_disks_are_those_of_the_tree_of_devices() {
+    let nvme = "sys/devices/pci0000:00/0000:00:1d.0/0000:02:00.0";
+    let drive = format!("{nvme}/nvme/nvme0/nvme0n1");
+    let speed = format!("{nvme}/current_link_speed");
+    let width = format!("{nvme}/current_link_width");
+    let rotational = format!("{drive}/queue/rotational");
+    let files = [
+        (speed.as_str(), "16.0 GT/s PCIe\n"),
+        (width.as_str(), "4\n"),
+        (rotational.as_str(), "0\n"),
+    ];
+    let disk = disk_link(&format!("{drive}/nvme0n1p2"), &files, &[]);
+    assert_eq!(disk.link.value().unwrap(), "PCIe 4.0 x4");
+    assert_eq!(disk.rotational.value(), Some(&false));
+    // Encrypted, on a volume of that drive.
+    let links = [
+        ("sys/devices/virtual/block/dm-1/slaves/dm-0", "sys/devices/virtual/block/dm-0"),
+        ("sys/devices/virtual/block/dm-0/slaves/nvme0n1p2", &*format!("{drive}/nvme0n1p2")),
+    ];
+    let disk = disk_link("sys/devices/virtual/block/dm-1", &files, &links);
+    assert_eq!(disk.link.value().unwrap(), "dm-1 over dm-0 over PCIe 4.0 x4");
+    for (device, expected) in [
+        ("sys/devices/pci0000:00/0000:00:04.0/virtio1/block/vda", "virtual (virtio)"),
+        ("sys/devices/pci0000:00/0000:00:17.0/ata3/host2/target2:0:0/2:0:0:0/block/sda", "SATA"),
+        ("sys/devices/pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/block/sdb", "USB"),
+        ("sys/devices/virtual/nvme-fabrics/ctl/nvme1/nvme1n1", "NVMe over a network"),
+        ("sys/devices/pci0000:00/0000:00:05.0/nvme/nvme2/nvme2n1", "NVMe"),
+    ] {
+        assert_eq!(disk_link(device, &[], &[]).link.value().unwrap(), expected, "{device}");
+    }
+    assert!(disk_link("sys/devices/virtual/block/surprise", &[], &[]).link.is_unknown());
 }

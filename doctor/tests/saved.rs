@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use tierkeep_doctor::{
     CoreKind, CoreSpeed, Fact, Facts, GpuFact, GpuVendor, MAX_FILE_BYTES, NumaNode, Probe,
-    SavedFactsError,
+    SavedFactsError, parse as parsers,
 };
 
 fn parse(text: &str) -> Result<Facts, SavedFactsError> {
@@ -210,4 +210,62 @@ proptest! {
         bytes[place] = byte;
         let _ = parse(&String::from_utf8_lossy(&bytes));
     }
+}
+
+fn tree(path: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+#[test]
+fn the_machines_in_examples_are_what_they_say() {
+    let mut count = 0;
+    for entry in fs::read_dir(tree("examples/machines")).unwrap() {
+        let facts = Facts::read(&entry.unwrap().path()).unwrap();
+        // Nobody measured them.
+        let text = facts.to_toml().unwrap();
+        for source in ["measured", "read", "estimated"] {
+            assert!(!text.contains(&format!("source = \"{source}\"")), "{source}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    let server = Facts::read(&tree("examples/machines/epyc-200gb-4xl40s.toml")).unwrap();
+    assert_eq!(server.memory.usable_bytes.value(), Some(&200_000_000_000));
+    let cards = server.gpus.nvidia.value().unwrap();
+    let free = cards.iter().filter_map(|card| card.memory_free_bytes.value()).sum::<u64>();
+    assert_eq!((cards.len(), free), (4, 185_000_000_000));
+    let link = parsers::link_bytes_per_s(4, 16);
+    assert!(cards.iter().all(|card| card.link_bytes_per_s.value().copied() == link));
+    assert!(cards.iter().enumerate().all(|(place, card)| card.index as usize == place));
+}
+
+/// The names of a table's first column, in backticks.
+fn documented(page: &str) -> Vec<&str> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let cells = rows.filter_map(|row| row.split(" | ").next());
+    cells.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect()
+}
+
+#[test]
+fn the_page_names_every_field_and_its_sample_is_read() {
+    let page = fs::read_to_string(tree("docs/machine-facts.md")).unwrap();
+    let sample = page.rsplit("```toml\n").next().unwrap().split("```").next().unwrap();
+    let facts = parse(sample).unwrap();
+    assert_eq!(facts.gpus.nvidia.value().map(Vec::len), Some(4));
+    let named = documented(&page);
+    let json = serde_json::to_value(sample_of_all()).unwrap();
+    for part in ["cpu", "memory", "disk", "platform"] {
+        for field in json[part].as_object().unwrap().keys() {
+            assert!(named.contains(&field.as_str()), "{part}.{field} is not in the page");
+        }
+    }
+    for field in json["gpus"]["nvidia"]["value"][0].as_object().unwrap().keys() {
+        assert!(named.contains(&field.as_str()), "{field} of a GPU is not in the page");
+    }
+}
+
+fn sample_of_all() -> Facts {
+    let mut facts = Facts::default();
+    facts.gpus.nvidia = Fact::read(vec![GpuFact::default()], "x");
+    facts
 }

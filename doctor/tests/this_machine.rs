@@ -68,7 +68,7 @@ fn measured_facts_say_so_and_are_saved_whole() {
     let folder = folder();
     let data = data_file(&folder, 16);
     let probe = Probe::new().directory(Some(folder.path().to_path_buf())).files(vec![data]);
-    let facts = probe.read_bytes(65_000).queue_depth(2).run(&mut |_| {});
+    let facts = probe.read_bytes(65_000).queue_depths(vec![2]).run(&mut |_| {});
     for speed in [
         &facts.memory.read_bandwidth_bytes_per_s,
         &facts.memory.read_bandwidth_one_thread_bytes_per_s,
@@ -87,6 +87,11 @@ fn measured_facts_say_so_and_are_saved_whole() {
         }
         // Filesystems that refuse direct reads, or compress, are allowed to be not measurable.
         None => assert!(!facts.disk.read.detail().is_empty()),
+    }
+    // Every size was timed, the one that matters most first; 64 KiB is one of the others too.
+    if let Some(reads) = facts.disk.reads.value() {
+        let points: Vec<_> = reads.iter().map(|read| (read.read_bytes, read.queue_depth)).collect();
+        assert_eq!(points, [(65_536, 2), (1 << 20, 2)]);
     }
     round_trip(&facts);
 }
@@ -116,6 +121,42 @@ fn holes_small_files_and_missing_files_are_not_measured() {
         let found = speed.detail();
         assert!(found.contains(reason) || found.contains("refuses reads"), "{files:?}: {found}");
     }
+}
+
+#[test]
+fn files_that_are_nearly_all_holes_are_not_measured() {
+    use std::os::unix::fs::FileExt;
+    let folder = folder();
+    // The headers of a model without its data.
+    let header = vec![1; 1 << 20];
+    for name in ["one", "two"] {
+        let file = File::create(folder.path().join(name)).unwrap();
+        file.set_len(1 << 30).unwrap();
+        file.write_all_at(&header, 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    let speed = read_speed(&folder, &["/one", "/two"]);
+    assert!(speed.detail().contains("not measurable: the files are holes"), "{speed:?}");
+    // A file among them that is stored is enough to measure with.
+    data_file(&folder, 200);
+    let speed = read_speed(&folder, &["/one", "/missing", "/data"]);
+    assert!(!speed.is_unknown() || !speed.detail().contains("holes"), "{speed:?}");
+}
+
+#[test]
+fn a_temporary_file_serves_only_where_it_is_allowed() {
+    let folder = folder();
+    let probe = Probe::new().root(folder.path().to_path_buf()).queue_depths(vec![1]);
+    let without = probe.run(&mut |_| {}).disk.read;
+    assert!(without.detail().contains("no file"), "{without:?}");
+    let with = probe.scratch(Some(PathBuf::from("/"))).run(&mut |_| {}).disk.read;
+    match with.value() {
+        Some(speed) => assert!(speed.bytes_per_s > 0.0 && with.detail().contains("temporary file")),
+        None => {
+            assert!(with.detail().starts_with("no file to measure with was given; "), "{with:?}")
+        }
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "something was left behind");
 }
 
 #[test]
