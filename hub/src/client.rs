@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{ErrorKind, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ureq::http::{HeaderMap, Uri};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
@@ -23,6 +23,9 @@ use crate::url::{self, Server};
 const MOST_REDIRECTS: usize = 8;
 /// Longest part that is asked for in one request, bytes: the cap of the safetensors header.
 pub(crate) const PART_CAP_BYTES: u64 = 100_000_008;
+/// A server that drips never stalls: after so many stalls' time it must have sent this much a second.
+const SLOW_STALLS: u32 = 3;
+const LEAST_BYTES_PER_S: f64 = 1000.0;
 /// The pause within which an interrupt is noticed.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -117,7 +120,9 @@ impl Client {
                 .http_status_as_error(false)
                 .max_redirects(0)
                 .max_redirects_will_error(false)
+                .timeout_resolve(Some(timing.connect))
                 .timeout_connect(Some(timing.connect))
+                .timeout_recv_response(Some(timing.stall.saturating_mul(SLOW_STALLS)))
                 .timeout_per_read(Some(timing.stall))
                 .timeout_per_write(Some(timing.stall))
                 .max_idle_connections(4 * timing.n_parallel)
@@ -309,8 +314,15 @@ impl Client {
         let mut bytes = Vec::new();
         let mut reader = body.as_reader().take(expected.min(PART_CAP_BYTES).saturating_add(1));
         let mut chunk = [0; 16 * 1024];
+        let start = Instant::now();
         loop {
             self.check_stop()?;
+            let elapsed = start.elapsed();
+            if elapsed > self.timing.stall.saturating_mul(SLOW_STALLS)
+                && (bytes.len() as f64) < elapsed.as_secs_f64() * LEAST_BYTES_PER_S
+            {
+                return Err(Failure::Passing(Passing::Stalled));
+            }
             match reader.read(&mut chunk) {
                 Ok(0) => return Ok(bytes),
                 Ok(n) => {
@@ -345,6 +357,15 @@ impl Client {
             linked_bytes = linked_bytes.or_else(|| {
                 text_of(&headers, "x-linked-size").and_then(|text| text.parse::<u64>().ok())
             });
+            let encoding = text_of(&headers, "content-encoding");
+            if let Some(found) = encoding.filter(|e| !e.eq_ignore_ascii_case("identity")) {
+                return Err(Failure::Fatal(HubError::Contradiction {
+                    url: url::shown(ask.url),
+                    what: "its Content-Encoding",
+                    expected: "identity".to_owned(),
+                    found: plain(&found),
+                }));
+            }
             if !matches!(status, 301 | 302 | 303 | 307 | 308) {
                 let body = response.into_body();
                 return Ok(Reply { status, url: at, headers, linked_bytes, body });

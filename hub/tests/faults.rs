@@ -199,7 +199,23 @@ fn a_server_that_stalls_is_left() {
     let mut short = settings(&server, None);
     short.timing.stall = Duration::from_millis(150);
     let error = look(&short, "hf:o/n").unwrap_err();
-    says(&error, &["nothing came", "3 times in a row", "HF_HUB_DOWNLOAD_TIMEOUT"]);
+    says(&error, &["nothing", "came", "3 times in a row", "HF_HUB_DOWNLOAD_TIMEOUT"]);
+    // A byte now and then is no better: 5000 would take minutes.
+    let dripping = |r: &Request| {
+        let drip = Some(Duration::from_millis(100));
+        is_weights(r).then(|| Response { drip, ..shard(r) })
+    };
+    let server = hub(dripping);
+    let mut short = settings(&server, None);
+    short.timing.stall = Duration::from_millis(150);
+    let error = look(&short, "hf:o/n").unwrap_err();
+    assert!(matches!(error, HubError::Stalled { .. }), "{error}");
+}
+
+#[test]
+fn compressed_parts_are_not_believed() {
+    let (error, _) = fault(|r| is_weights(r).then(|| shard(r).header("Content-Encoding", "gzip")));
+    says(&error, &["Content-Encoding is gzip, expected identity"]);
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub(crate) struct Response {
     pub(crate) cut_after: Option<usize>,
     /// How long nothing comes before the body.
     pub(crate) stall: Option<Duration>,
+    /// How long nothing comes before each byte of the body.
+    pub(crate) drip: Option<Duration>,
 }
 
 impl Response {
@@ -68,7 +70,15 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(handler: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_at(0, handler)
+    }
+
+    /// At a port of one's own choice; 0 is any.
+    pub(crate) fn start_at(
+        port: u16,
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (log, sent) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
         let handler: Arc<Handler> = Arc::new(handler);
@@ -130,7 +140,15 @@ fn serve(
         let end = response.cut_after.unwrap_or(response.body.len()).min(response.body.len());
         let body = &response.body[..end];
         *sent.lock().unwrap() += body.len() as u64;
-        writer.write_all(body)?;
+        if let Some(drip) = response.drip {
+            for byte in body {
+                std::thread::sleep(drip);
+                writer.write_all(&[*byte])?;
+                writer.flush()?;
+            }
+        } else {
+            writer.write_all(body)?;
+        }
         writer.flush()?;
         if response.cut_after.is_some() || length != response.body.len() as u64 {
             return stream.shutdown(std::net::Shutdown::Both);
