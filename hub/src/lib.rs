@@ -10,6 +10,8 @@ mod download;
 mod error;
 mod fetch;
 mod folder;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guess;
 mod headers;
 mod listing;

@@ -1,0 +1,6 @@
+//! Feeds `answer` of the hub crate.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    tierkeep_hub::fuzzing::answer(bytes);
+});
