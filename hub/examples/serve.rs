@@ -1,7 +1,12 @@
 //! Serves a folder as a hub and as plain files, for measuring how models elsewhere are looked at:
 //! `cargo run --release -p tierkeep-hub --example serve -- DIR PORT [DELAY_MS]`. Each answer waits so
 //! long as a distant server's would. Says what it sent when its standard input ends.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a tool for measurements")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a tool for measurements"
+)]
 
 #[path = "../tests/support/mod.rs"]
 mod support;
