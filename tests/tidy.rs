@@ -21,7 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tierkeep-kernels", &[]),
     ("tierkeep-cuda", &[]),
     // A workspace of its own: nothing depends on it.
-    ("tierkeep-fuzz", &["tierkeep-plans", "tierkeep-doctor"]),
+    ("tierkeep-fuzz", &["tierkeep-plans", "tierkeep-doctor", "tierkeep-hub"]),
 ];
 
 /// The same for tests alone: the engine's tests make machine facts.
