@@ -191,6 +191,7 @@ struct Solved {
     policy: policy::Choice,
     cache_evidence: String,
     hits: ExpectedHits,
+    rates: Rates,
     prediction: Prediction,
 }
 
@@ -236,6 +237,7 @@ impl Solved {
             policy,
             cache_evidence,
             hits,
+            rates,
             prediction,
         })
     }
