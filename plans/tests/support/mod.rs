@@ -8,6 +8,8 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+pub(crate) mod hollow;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
