@@ -349,6 +349,23 @@ fn wide_budget(model: &Catalogue) -> u64 {
     planner::budget_for_share(model, &machine(GB, &[]), &ram(GB), 0.4).unwrap().0
 }
 
+/// The machines of the property below do put experts on cards, of layers that are elsewhere too.
+#[test]
+fn small_cards_hold_experts_of_any_layer() {
+    let options = Options { context: Some(20), ..ram(20_000_000) };
+    let with = |cards: &[u64]| planner::plan(&GLM, &machine(GB, cards), &options, None).unwrap();
+    let some = with(&[600_060_000, 600_060_000]);
+    some.check(&GLM).unwrap();
+    let n = experts_in_vram(&some);
+    assert!(n > 0, "{:?}", some.placement.cards);
+    let all = with(&[600_090_000, 600_090_000]);
+    assert_eq!(experts_in_vram(&all), 12);
+    // One copy: what is on a card has no slot.
+    assert_eq!((slots(&all), slots(&some)), (0, 12 - n));
+    assert_eq!(all.ledger.bytes(Line::ExpertsInFlight), Bytes(0));
+    assert_eq!(all.prediction.hit_rate.p50, 1.0);
+}
+
 /// Main memory, cards and what is added to each, from too little to more than enough.
 fn machines() -> impl Strategy<Value = (bool, u64, Vec<u64>, u64, usize, u64)> {
     let cards = proptest::collection::vec(600_000_000_u64..600_090_000, 0..4);
@@ -384,7 +401,7 @@ proptest! {
         prop_assert!(experts_in_vram(&roomier) >= experts_in_vram(&first));
         prop_assert!(roomier.prediction.streamed_bytes_per_token <= first.prediction.streamed_bytes_per_token);
         if which < cards.len() {
-            let mut larger = cards.clone();
+            let mut larger = cards;
             larger[which] += more_vram;
             let larger = plan(ram_bytes, &larger).unwrap();
             checked(&larger);
