@@ -53,9 +53,12 @@ pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> (DiskFacts, Option
         device: from_mount(|mount| mount.source.clone()),
         free_bytes,
         total_bytes,
-        rotational: match &device {
-            Ok(device) => device.rotational(tree),
-            Err(reason) => Fact::unknown(reason.clone()),
+        rotational: match (&device, &attachment) {
+            (Ok(_), Ok(attachment)) if attachment.is_virtual => {
+                Fact::unknown("a virtual disk calls itself rotating whatever is behind it")
+            }
+            (Ok(device), _) => device.rotational(tree),
+            (Err(reason), _) => Fact::unknown(reason.clone()),
         },
         link: match attachment {
             Ok(attachment) => attachment.fact(),

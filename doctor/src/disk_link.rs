@@ -23,6 +23,8 @@ pub(crate) struct BlockDevice {
 pub(crate) struct Attachment {
     /// In words, such as `PCIe 4.0 x4`.
     pub(crate) text: String,
+    /// Whether it is made up by a hypervisor, so that what the device says of itself tells nothing.
+    pub(crate) is_virtual: bool,
     /// What the link carries, where that is known and one link is all that there is.
     pub(crate) bytes_per_s: Option<f64>,
     detail: String,
@@ -109,6 +111,7 @@ fn on_top(layers: &[String], is_one: bool, below: Attachment) -> Attachment {
     }
     Attachment {
         text: format!("{} over {}", layers.join(" over "), below.text),
+        is_virtual: below.is_virtual,
         bytes_per_s: below.bytes_per_s.filter(|_| is_one),
         detail: below.detail,
     }
@@ -120,8 +123,12 @@ fn direct(tree: &Tree, folder: &Path) -> Result<Attachment, String> {
     let path = logical.display().to_string();
     let is_below =
         |word: &str| path.split('/').any(|part| part.to_ascii_lowercase().starts_with(word));
-    let plain =
-        |text: &str| Attachment { text: text.to_owned(), bytes_per_s: None, detail: path.clone() };
+    let plain = |text: &str| Attachment {
+        text: text.to_owned(),
+        is_virtual: text.starts_with("virtual"),
+        bytes_per_s: None,
+        detail: path.clone(),
+    };
     if is_below("virtio") {
         return Ok(plain("virtual (virtio)"));
     }
@@ -162,6 +169,7 @@ fn pcie(tree: &Tree, folder: &Path) -> Option<Attachment> {
         let width = parse::parse_link_width(&read("current_link_width")?)?;
         Some(Attachment {
             text: format!("PCIe {generation}.0 x{width}"),
+            is_virtual: false,
             bytes_per_s: parse::link_bytes_per_s(generation, width),
             detail: format!("current_link_speed and width of {}", logical.display()),
         })

@@ -46,17 +46,21 @@ pub(crate) fn probe(
     }
 }
 
-/// Drivers install the library under its versioned name; the plain one comes with developer files.
+/// Where the library is looked for: drivers install it under its versioned name, and the Windows
+/// Subsystem for Linux in a folder of its own.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+const LIBRARY_IN_WSL: &str = "/usr/lib/wsl/lib/libnvidia-ml.so.1";
+
+/// Loads the library and initialises it; of several failures the first is the one to tell.
 fn load(library: Option<&Path>) -> Result<Nvml, NvmlError> {
     if let Some(path) = library {
         return Nvml::builder().lib_path(path.as_os_str()).init();
     }
-    if cfg!(target_os = "linux")
-        && let Ok(nvml) = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init()
-    {
-        return Ok(nvml);
+    if cfg!(not(target_os = "linux")) {
+        return Nvml::init();
     }
-    Nvml::init()
+    let init = |path: &str| Nvml::builder().lib_path(path.as_ref()).init();
+    init(LIBRARY).or_else(|first| init(LIBRARY_IN_WSL).map_err(|_| first))
 }
 
 fn devices(nvml: &Nvml, host_total_bytes: Option<u64>) -> Fact<Vec<GpuFact>> {
@@ -246,6 +250,10 @@ fn fact<T>(result: Result<T, NvmlError>, detail: &str) -> Fact<T> {
 }
 
 fn one_line(error: &NvmlError) -> String {
-    let text = error.to_string();
+    let text = match error {
+        // The name of the crate that loads libraries tells nobody anything.
+        NvmlError::LibloadingError(error) => error.to_string(),
+        error => error.to_string(),
+    };
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -378,8 +378,11 @@ fn links_of_disks_are_those_of_the_tree_of_devices() {
     ];
     let disk = disk_link("sys/devices/virtual/block/dm-1", &files, &links);
     assert_eq!(disk.link.value().unwrap(), "dm-1 over dm-0 over PCIe 4.0 x4");
+    let vda = "sys/devices/pci0000:00/0000:00:04.0/virtio1/block/vda";
+    let disk = disk_link(vda, &[(&format!("{vda}/queue/rotational"), "1\n")], &[]);
+    assert!(disk.rotational.is_unknown(), "{disk:?}");
     for (device, expected) in [
-        ("sys/devices/pci0000:00/0000:00:04.0/virtio1/block/vda", "virtual (virtio)"),
+        (vda, "virtual (virtio)"),
         ("sys/devices/pci0000:00/0000:00:17.0/ata3/host2/target2:0:0/2:0:0:0/block/sda", "SATA"),
         ("sys/devices/pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/block/sdb", "USB"),
         ("sys/devices/virtual/nvme-fabrics/ctl/nvme1/nvme1n1", "NVMe over a network"),

@@ -68,7 +68,11 @@ pub fn parse_cfs_quota(quota: &str, period: &str) -> Result<Option<f64>, ParseEr
 }
 
 fn cpus(quota: &str, period: &str) -> Result<f64, ParseError> {
-    let quota = number("CPU quota", quota)?;
+    // The kernel takes no quota of 0; a group that had one could never run.
+    let quota = match number("CPU quota", quota)? {
+        0 => return Err(ParseError::NotANumber { what: "CPU quota", found: "0".to_owned() }),
+        quota => quota,
+    };
     match number("CPU period", period)? {
         0 => Err(ParseError::NotANumber { what: "CPU period", found: excerpt(period) }),
         period => Ok(quota as f64 / period as f64),
@@ -153,7 +157,7 @@ mod tests {
     fn quotas() {
         assert_eq!(parse_cpu_max("max 100000\n"), Ok(None));
         assert_eq!(parse_cpu_max("250000 100000\n"), Ok(Some(2.5)));
-        assert!(parse_cpu_max("250000 0\n").is_err());
+        assert!(parse_cpu_max("250000 0\n").is_err() && parse_cpu_max("0 100000\n").is_err());
         assert_eq!(parse_cfs_quota("-1\n", "100000\n"), Ok(None));
         assert_eq!(parse_cfs_quota("50000\n", "100000\n"), Ok(Some(0.5)));
     }
