@@ -212,6 +212,25 @@ pub fn round_up(bytes: u64, step: u64) -> u64 {
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
+/// Ascending numbers as runs: `3-77`, `0, 2-5`; `none` where there are none.
+#[must_use]
+pub fn runs(numbers: impl IntoIterator<Item = usize>) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, end)) if *end + 1 == number => *end = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    if runs.is_empty() {
+        return "none".to_owned();
+    }
+    let run = |&(start, end): &(usize, usize)| {
+        if start == end { start.to_string() } else { format!("{start}-{end}") }
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +275,13 @@ mod tests {
         {
             assert!(bad.parse::<Rate>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn neighbours_are_one_run() {
+        assert_eq!(runs([0, 2, 3, 4, 9]), "0, 2-4, 9");
+        assert_eq!(runs([7]), "7");
+        assert_eq!(runs([]), "none");
     }
 
     #[test]

@@ -241,6 +241,15 @@ pub struct Replaced {
 }
 
 impl WhatIf {
+    /// Whether graphics cards are among what is changed.
+    #[must_use]
+    pub fn is_of_cards(&self) -> bool {
+        self.0.iter().any(|change| match change {
+            Change::Vram(_) | Change::CardMemory(_) | Change::Link(_) => true,
+            Change::Ram(_) | Change::Disk(_) | Change::Memory(_) | Change::Threads(_) => false,
+        })
+    }
+
     /// Changes facts, and says what it replaced. Changed facts are [`Fact::Assumed`].
     ///
     /// - `ram` is all that there is and all that may be used; no group limits it.

@@ -4,6 +4,7 @@
 mod convert;
 mod demo;
 mod doctor;
+mod inspect;
 mod model;
 mod plan;
 mod planning;
@@ -16,12 +17,33 @@ use clap::{Parser, Subcommand};
 pub(crate) use self::convert::ConvertArgs;
 pub(crate) use self::demo::DemoArgs;
 pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::inspect::InspectArgs;
 pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
 pub(crate) use self::run::RunArgs;
 pub(crate) use self::trial::TrialArgs;
 pub(crate) use self::verify::VerifyArgs;
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  tierkeep inspect examples/glm-nano
+  tierkeep inspect hf:allenai/OLMoE-1B-7B-0125 --json";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml
+  tierkeep plan MODEL --ram 20GB --ctx 4096
+  tierkeep plan MODEL --ram 90% --json
+For another machine, or one that does not exist yet:
+  tierkeep plan MODEL --machine server.toml --ram 200GB
+  tierkeep plan MODEL --what-if ram=64GB,vram=24GB,disk=7GB/s
+With plan files:
+  tierkeep plan plan.toml                        show it
+  tierkeep plan --check plan.toml                does it still hold?
+  tierkeep plan --diff before.toml after.toml    what became of what
+  tierkeep plan plan.toml --explain 3:17         layer 3, expert 17
+  tierkeep plan MODEL --ram 20GB --explain lm_head.weight";
 
 /// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
 #[derive(Debug, Parser)]
@@ -36,10 +58,10 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
     /// Print JSON on standard output instead of text.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub(crate) json: bool,
     /// Exit with 3 where everything works but there are warnings.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 901)]
     pub(crate) strict: bool,
 }
 
@@ -51,10 +73,11 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  tierkeep doctor\n  tierkeep doctor examples/glm-nano\n  tierkeep doctor --no-measure --json"
     )]
     Doctor(DoctorArgs),
+    /// Say what a model is made of, from its headers alone.
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
     /// Plan a model within a memory budget: every byte, every slot, the expected speed.
-    #[command(
-        after_help = "Examples:\n  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml\n  tierkeep plan MODEL --ram 20GB --ctx 4096\n  tierkeep plan MODEL --ram 90% --json"
-    )]
+    #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanVerbArgs),
     /// Execute a plan, or plan a model and execute that.
     #[command(

@@ -4,21 +4,47 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use tierkeep_plans::budget::KvElement;
-use tierkeep_plans::plan::IoMode;
+use tierkeep_plans::place::DenseRule;
+use tierkeep_plans::plan::{IoMode, Policy};
 use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::units::SizeRequest;
 
+/// Heading of what a plan is made from.
+const PLANNING: &str = "Planning";
+
 /// How a plan is made: for `plan`, and for verbs that plan first.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = PLANNING)]
 pub(crate) struct PlanningArgs {
     /// The budget: 20GB, 20GiB, 512MB or 90% (of what is available). Default: what is available
     /// less the larger of 1 GB and 8 %.
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<SizeRequest>,
+    /// What the graphics cards may give together: 24GB, 90% (of what is free) or 0. Default: all
+    /// that is free, if this build can use them.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) vram: Option<SizeRequest>,
     /// Tokens that a sequence may hold. Default: 4096, or what the model has; for verify, its
     /// longest case.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ctx: Option<u64>,
+    /// Sequences that are held at once, each with caches of its own. Default: 1.
+    #[arg(long, value_name = "N")]
+    pub(crate) sessions: Option<u64>,
+    /// Experts of each layer that have a slot in memory. Default: as many as fit.
+    #[arg(long, value_name = "N")]
+    pub(crate) slots: Option<u32>,
+    /// Which expert gives way when a slot is needed: recency, frequency or static (every slot is a
+    /// pin). Default: chosen by what the slots hold of a token's experts.
+    #[arg(long, value_name = "RULE")]
+    pub(crate) policy: Option<Policy>,
+    /// Pinned experts: auto (as many as a replay of the usage history supports), none, or a share
+    /// of the slots such as 50%.
+    #[arg(long, value_name = "RULE", default_value = "auto")]
+    pub(crate) pins: PinRule,
+    /// How the weights that every token touches live in memory. Default: auto.
+    #[arg(long, value_name = "RULE")]
+    pub(crate) dense: Option<Dense>,
     /// Threads that compute. Default: the physical cores that this process may use.
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
@@ -34,10 +60,6 @@ pub(crate) struct PlanningArgs {
     /// How experts are read.
     #[arg(long, value_name = "MODE")]
     pub(crate) io: Option<Io>,
-    /// Pinned experts: auto (as many as a replay of the usage history supports), none, or a share
-    /// of the slots such as 50%.
-    #[arg(long, value_name = "RULE", default_value = "auto")]
-    pub(crate) pins: PinRule,
     /// Accept a budget above what the machine has available.
     #[arg(long)]
     pub(crate) allow_overcommit: bool,
@@ -45,6 +67,51 @@ pub(crate) struct PlanningArgs {
     /// that cannot be written.
     #[arg(long, value_name = "FILE")]
     pub(crate) usage: Option<PathBuf>,
+}
+
+impl PlanningArgs {
+    /// The first flag that was given and that a plan file already answers; the usage history is not
+    /// part of a plan.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--ram", self.ram.is_some()),
+            ("--vram", self.vram.is_some()),
+            ("--ctx", self.ctx.is_some()),
+            ("--sessions", self.sessions.is_some()),
+            ("--slots", self.slots.is_some()),
+            ("--policy", self.policy.is_some()),
+            ("--pins", self.pins != PinRule::Judged),
+            ("--dense", self.dense.is_some()),
+            ("--threads", self.threads.is_some()),
+            ("--kv", self.kv.is_some()),
+            ("--batch", self.batch.is_some()),
+            ("--isa", self.isa.is_some()),
+            ("--io", self.io.is_some()),
+            ("--allow-overcommit", self.allow_overcommit),
+        ];
+        flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+}
+
+/// How the weights that every token touches live in memory.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Dense {
+    /// Resident; as many layers as must be are read for every token where they do not fit.
+    Auto,
+    /// Resident, or the model does not fit.
+    Resident,
+    /// All of them are read for every token.
+    Streamed,
+}
+
+impl From<Dense> for DenseRule {
+    fn from(dense: Dense) -> Self {
+        match dense {
+            Dense::Auto => Self::Auto,
+            Dense::Resident => Self::Resident,
+            Dense::Streamed => Self::Streamed,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

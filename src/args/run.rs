@@ -39,9 +39,9 @@ pub(crate) struct RunArgs {
     /// Generate on after stop tokens.
     #[arg(long)]
     pub(crate) ignore_stop: bool,
-    #[command(flatten)]
-    pub(crate) planning: PlanningArgs,
     /// Read facts only; speeds are then assumed and said to be.
     #[arg(long)]
     pub(crate) no_measure: bool,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
 }

@@ -16,11 +16,11 @@ pub(crate) struct VerifyArgs {
     /// How activations are computed.
     #[arg(long, default_value = "exact")]
     pub(crate) numerics: NumericsName,
-    #[command(flatten)]
-    pub(crate) planning: PlanningArgs,
     /// Slots of each layer, instead of as many as fit.
     #[arg(long, value_name = "N")]
     pub(crate) cap: Option<u32>,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -119,7 +119,8 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     let first_plan = make(None, PinRule::None)?;
     if show {
         render::demo_heading("2. plan, for a budget that does not hold every expert")?;
-        render::data(&render::plan(&first_plan, &model, context.style))?;
+        let view = render::PlanView::bare(&first_plan);
+        render::data(&render::plan(&view, &model, context.style))?;
         render::demo_heading("3. run it: an answer, a count, a person as JSON, some prose")?;
     }
 

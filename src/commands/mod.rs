@@ -4,11 +4,12 @@
 mod convert;
 pub(crate) mod demo;
 mod doctor;
+mod inspect;
 pub(crate) mod memory;
 pub(crate) mod model;
 mod plan;
 mod run;
-mod shared;
+pub(crate) mod shared;
 mod trial;
 mod verify;
 
@@ -45,6 +46,7 @@ pub(crate) struct Context {
 pub(crate) fn run(verb: &Verb, context: &Context) -> Result<Outcome> {
     match verb {
         Verb::Doctor(args) => doctor::run(args, context),
+        Verb::Inspect(args) => inspect::run(args, context),
         Verb::Plan(args) => plan::run(args, context),
         Verb::Run(args) => run::run(args, context),
         Verb::Verify(args) => verify::run(args, context),

@@ -12,7 +12,6 @@ use tierkeep_engine::report::{ReadMarks, RunReport};
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
-use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::usage::{self, Session};
 
 use super::memory::Memory;
@@ -131,20 +130,7 @@ fn read_plan(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
 
 /// The first planning flag that was given.
 fn planning_flag(run: &RunArgs) -> Option<&'static str> {
-    let args = &run.planning;
-    let flags = [
-        ("--ram", args.ram.is_some()),
-        ("--ctx", args.ctx.is_some()),
-        ("--threads", args.threads.is_some()),
-        ("--kv", args.kv.is_some()),
-        ("--batch", args.batch.is_some()),
-        ("--isa", args.isa.is_some()),
-        ("--io", args.io.is_some()),
-        ("--pins", args.pins != PinRule::Judged),
-        ("--allow-overcommit", args.allow_overcommit),
-        ("--no-measure", run.no_measure),
-    ];
-    flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    run.planning.given().or(run.no_measure.then_some("--no-measure"))
 }
 
 /// The tokenizer; with token ids it is only for showing text and may be absent.

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tierkeep_doctor::{DiskFacts, Facts, Probe};
 use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::Plan;
+use tierkeep_plans::plan::{Need, Plan};
 use tierkeep_plans::planner::{self, Options, PlanRefusal};
 use tierkeep_plans::units::LayerId;
 use tierkeep_plans::usage::{self, History, LoadOutcome, Session};
@@ -123,6 +123,11 @@ pub(crate) fn usage(context: &Context, model: &Catalogue, given: Option<&Path>) 
 pub(crate) fn options(args: &PlanningArgs) -> Options {
     Options {
         ram: args.ram,
+        vram: args.vram,
+        slots: args.slots,
+        policy: args.policy,
+        sessions: args.sessions,
+        dense: args.dense.map(Into::into).unwrap_or_default(),
         context: args.ctx,
         threads: args.threads,
         kv: args.kv.map(Into::into),
@@ -132,8 +137,27 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         pins: args.pins,
         allow_overcommit: args.allow_overcommit,
         engine: tierkeep_engine::ABILITIES,
-        ..Options::default()
     }
+}
+
+/// Something that a plan asks for and the engine of this build cannot do.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Lack {
+    /// What.
+    pub(crate) what: String,
+    /// What makes a plan without it.
+    pub(crate) remedy: String,
+}
+
+/// Everything that the engine of this build cannot execute, the model itself first.
+pub(crate) fn lacks(plan: &Plan, model: &Catalogue) -> Vec<Lack> {
+    let unsupported = tierkeep_engine::supports(model).err().map(|unsupported| Lack {
+        what: format!("{}: {}", unsupported.family, unsupported.what),
+        remedy: "running it needs a newer tierkeep".to_owned(),
+    });
+    let lack = |need: Need| Lack { what: need.to_string(), remedy: need.remedy().to_owned() };
+    let needs = plan.needs_beyond(&tierkeep_engine::ABILITIES).into_iter().map(lack);
+    unsupported.into_iter().chain(needs).collect()
 }
 
 /// Plans a model.

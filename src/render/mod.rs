@@ -6,10 +6,14 @@
 
 mod answer;
 mod bar;
+mod compared;
 mod conversion;
 mod demo;
 mod doctor;
 mod download;
+mod explanation;
+mod inspection;
+mod ledger;
 mod plan;
 mod run;
 mod style;
@@ -25,11 +29,14 @@ use serde::Serialize;
 
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
+pub(crate) use compared::{differences, staleness};
 pub(crate) use conversion::conversion;
 pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_run};
 pub(crate) use doctor::{checks, facts};
 pub(crate) use download::{date, download, download_json, download_size, download_time};
-pub(crate) use plan::{does_not_fit, does_not_fit_json, plan, plan_in_brief};
+pub(crate) use explanation::explanation;
+pub(crate) use inspection::inspection;
+pub(crate) use plan::{PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json};
 pub(crate) use run::{run_json, run_report, run_warnings};
 pub(crate) use style::Style;
 pub(crate) use verification::verification;
@@ -114,4 +121,45 @@ pub(crate) fn percent(share: f64) -> String {
 /// A speed with as many digits as it deserves.
 pub(crate) fn speed(tokens_per_s: f64) -> String {
     if tokens_per_s < 10.0 { format!("{tokens_per_s:.2}") } else { format!("{tokens_per_s:.1}") }
+}
+
+/// A number with its thousands apart.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time with as many digits as it deserves.
+pub(crate) fn seconds(seconds: f64) -> String {
+    if seconds < 1e-3 {
+        format!("{:.0} us", seconds * 1e6)
+    } else if seconds < 1.0 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else {
+        format!("{seconds:.2} s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_set_apart() {
+        let shown: Vec<String> = [0, 999, 1000, 19_456, 384_100_000_000].map(count).into();
+        assert_eq!(shown, ["0", "999", "1,000", "19,456", "384,100,000,000"]);
+    }
+
+    #[test]
+    fn times_have_the_unit_that_reads_best() {
+        let shown: Vec<String> = [40e-6, 0.0125, 2.5].map(seconds).into();
+        assert_eq!(shown, ["40 us", "12.5 ms", "2.50 s"]);
+    }
 }

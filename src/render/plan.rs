@@ -3,33 +3,50 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use serde::Serialize;
 use serde_json::{Value, json};
-use tierkeep_plans::budget::Ledger;
+use tierkeep_plans::budget::{CardPlacement, EmbeddingResidency};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
-use tierkeep_plans::plan::{Plan, Range};
-use tierkeep_plans::units::Bytes;
+use tierkeep_plans::plan::{IoMode, Plan, Range};
+use tierkeep_plans::planner::Advice;
+use tierkeep_plans::units::{Bytes, runs};
+use tierkeep_plans::what_if::Replaced;
 
+use super::ledger::{ledger, lines};
 use super::style::Tone;
-use super::{Style, note, percent, speed, table};
+use super::{Style, count, note, percent, seconds, speed, table};
+use crate::commands::shared::Lack;
 
-/// The ledger with its sum, line by line.
-fn ledger(ledger: &Ledger, budget: Bytes, style: Style) -> String {
-    let mut rows = table::table(style, &["ledger", "bytes", "", "what it is"]);
-    for line in &ledger.0 {
-        rows.add_row([
-            line.line.name().to_owned(),
-            line.bytes.0.to_string(),
-            line.bytes.to_string(),
-            line.note.clone(),
-        ]);
+/// A plan and what is told of it beside it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct PlanView<'a> {
+    /// The plan.
+    #[serde(flatten)]
+    pub(crate) plan: &'a Plan,
+    /// What was changed in the facts before planning.
+    #[serde(rename = "what_if", skip_serializing_if = "<[_]>::is_empty")]
+    pub(crate) replaced: &'a [Replaced],
+    /// What would make it faster.
+    pub(crate) advice: &'a [Advice],
+    /// What the engine of this build cannot execute.
+    pub(crate) lacks: &'a [Lack],
+}
+
+impl<'a> PlanView<'a> {
+    /// A plan of which nothing more is told.
+    pub(crate) fn bare(plan: &'a Plan) -> Self {
+        Self { plan, replaced: &[], advice: &[], lacks: &[] }
     }
-    let total = ledger.total();
-    rows.add_row(["sum".to_owned(), total.0.to_string(), total.to_string(), String::new()]);
-    rows.add_row(["budget".to_owned(), budget.0.to_string(), budget.to_string(), String::new()]);
-    table::right(&mut rows, 1);
-    table::right(&mut rows, 2);
-    table::text(&rows)
+}
+
+/// The same for programs: the plan's own fields, and the rest beside them.
+pub(crate) fn plan_json(view: &PlanView<'_>) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(view)?;
+    if let Some(object) = value.as_object_mut() {
+        object.insert("schema_version".to_owned(), json!(1));
+    }
+    Ok(value)
 }
 
 /// Slots as runs of layers with the same cap: `layers 3-77: 5`.
@@ -56,40 +73,138 @@ fn range(range: Range, show: fn(f64) -> String) -> String {
 }
 
 /// A plan for people.
-pub(crate) fn plan(plan: &Plan, model: &Catalogue, style: Style) -> String {
-    let spec = &model.spec;
-    let n_experts: usize = spec.expert_layers().map(|l| model.layer_experts(l).len()).sum();
-    let slots = &plan.placement.slots;
-    let n_slots: u64 = slots.caps.iter().map(|&c| u64::from(c)).sum();
-    let title = format!("{}: ", plan.model.directory.display());
-    let mut text = style.paragraph(
-        "",
-        &format!(
-            "{title}{}, {} in {} files, {n_experts} routed experts in {} layers",
-            plan.model.family,
-            plan.model.total_bytes,
-            model.shards.len(),
-            spec.expert_layers().count(),
-        ),
-    );
+pub(crate) fn plan(view: &PlanView<'_>, model: &Catalogue, style: Style) -> String {
+    let plan = view.plan;
+    let mut text = title(plan, model, style);
+    for replaced in view.replaced {
+        let change = format!("{} {} (the facts say {})", replaced.key, replaced.is, replaced.was);
+        text += &style.paragraph("what if  ", &change);
+    }
     let request = &plan.request;
     let budget = format!("{} ({})", request.budget_bytes, request.budget_source);
-    text += &style.paragraph("budget ", &budget);
+    text += &style.paragraph("budget   ", &budget);
+    if !plan.placement.cards.is_empty() {
+        let vram = format!("{} ({})", request.vram_bytes, request.vram_source);
+        text += &style.paragraph("vram     ", &vram);
+    }
     text.push('\n');
     text += &ledger(&plan.ledger, request.budget_bytes, style);
+    for card in &plan.placement.cards {
+        text.push('\n');
+        text += &card_ledger(card, style);
+    }
     text.push('\n');
-    let caps = caps(&slots.caps, |l| spec.is_expert_layer(l));
-    text += &style.paragraph("slots   ", &format!("{n_slots} of {n_experts} experts: {caps}"));
-    let n_pins: usize = slots.pins.iter().map(Vec::len).sum();
-    text += &style.paragraph("pins    ", &format!("{n_pins}; {}", plan.placement.pins_evidence));
-    let settings = &plan.engine;
-    let settings = format!(
-        "{} threads, {}, exact numerics, context {}, batches of {}",
-        settings.threads, settings.isa, request.context, settings.prefill_batch
-    );
-    text += &style.paragraph("engine  ", &settings);
+    text += &tiers(plan, style);
+    text.push('\n');
+    text += &placement(plan, model, style);
     text.push('\n');
     text += &expected(plan, style);
+    if !view.advice.is_empty() {
+        text.push('\n');
+        text += &advice(view.advice, style);
+    }
+    for lack in view.lacks {
+        let finding = format!("the engine of this build cannot execute {}", lack.what);
+        text.push('\n');
+        text += &style.paragraph("warning: ", &format!("{finding}; {}", lack.remedy));
+    }
+    text.push('\n');
+    text
+}
+
+fn title(plan: &Plan, model: &Catalogue, style: Style) -> String {
+    let spec = &model.spec;
+    let n_experts: usize = spec.expert_layers().map(|l| model.layer_experts(l).len()).sum();
+    let mtp = if model.n_mtp_layers_present > 0 {
+        "; the multi-token-prediction layer is not loaded"
+    } else {
+        ""
+    };
+    let about = format!(
+        "{}, {} in {} files, {} routed experts in {} layers{mtp}",
+        plan.model.family,
+        plan.model.total_bytes,
+        model.shards.len(),
+        count(n_experts as u64),
+        spec.expert_layers().count(),
+    );
+    style.paragraph("", &plan.model.directory.display().to_string())
+        + &style.paragraph("", &about)
+        + "\n"
+}
+
+fn card_ledger(card: &CardPlacement, style: Style) -> String {
+    let title = format!("card {}: {}", card.card, card.name);
+    let all = card.ledger.0.iter().map(|l| (l.line.name(), l.bytes, l.note.as_str()));
+    lines(&title, all, card.budget_bytes, style)
+}
+
+fn tiers(plan: &Plan, style: Style) -> String {
+    let mut rows = table::table(style, &["experts in", "number", "bytes", "accesses expected"]);
+    for tier in plan.tiers.iter().filter(|tier| tier.experts > 0) {
+        rows.add_row([
+            tier.tier.name().to_owned(),
+            count(tier.experts),
+            tier.bytes.to_string(),
+            percent(tier.access_share),
+        ]);
+    }
+    for column in 1..=3 {
+        table::right(&mut rows, column);
+    }
+    table::text(&rows)
+}
+
+/// Slots, pins, what is streamed, and how the engine is set.
+fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
+    let spec = &model.spec;
+    let placement = &plan.placement;
+    let slots = &placement.slots;
+    let n_slots: u64 = slots.caps.iter().map(|&c| u64::from(c)).sum();
+    let caps = caps(&slots.caps, |l| spec.is_expert_layer(l));
+    let mut text = style.paragraph("slots    ", &format!("{}; {caps}", count(n_slots)));
+    let n_pins: usize = slots.pins.iter().map(Vec::len).sum();
+    let pins = match n_pins {
+        0 => placement.pins_evidence.clone(),
+        n => format!("{}; {}", count(n as u64), placement.pins_evidence),
+    };
+    text += &style.paragraph("pins     ", &pins);
+    text += &style.paragraph("policy   ", &placement.policy_evidence);
+    text += &style.paragraph("cache    ", &placement.cache_evidence);
+    let streamed = &placement.streamed;
+    if !streamed.layers.is_empty() || streamed.head {
+        let layers = runs(streamed.layers.iter().map(|&layer| layer as usize));
+        let head = if streamed.head { " and the head" } else { "" };
+        let bytes = plan.prediction.streamed_bytes_per_token;
+        let what = format!(
+            "dense weights of {} layers ({layers}){head}: {bytes} are read for every token",
+            streamed.layers.len()
+        );
+        text += &style.paragraph("streamed ", &what);
+    }
+    let engine = &plan.engine;
+    let embedding = match engine.embedding {
+        EmbeddingResidency::Resident => "resident",
+        EmbeddingResidency::RowRead => "read by rows",
+    };
+    let io = match engine.io {
+        IoMode::Dropped => "dropped",
+        IoMode::Buffered => "buffered",
+    };
+    let sessions = match plan.request.sessions {
+        1 => String::new(),
+        n => format!("{n} sequences of "),
+    };
+    let settings = format!(
+        "{} threads, {}, exact numerics, {sessions}{} tokens of context, KV cache in {}, batches of \
+         {}, embedding {embedding}, pages of reads {io}",
+        engine.threads,
+        engine.isa,
+        count(plan.request.context),
+        format!("{:?}", engine.kv).to_lowercase(),
+        engine.prefill_batch
+    );
+    text += &style.paragraph("engine   ", &settings);
     text
 }
 
@@ -99,19 +214,53 @@ fn expected(plan: &Plan, style: Style) -> String {
     let mut text = style.heading("expected    p10 - p50 - p90");
     let _ = writeln!(text, "  decode    {} tokens/s", range(prediction.decode_tokens_per_s, speed));
     let _ = writeln!(text, "  hit rate  {}", range(prediction.hit_rate, percent));
-    let _ = writeln!(
-        text,
-        "  a token   touches {}, reads {} from disk\n  bound by  {}",
-        prediction.touched_bytes_per_token,
-        prediction.read_bytes_per_token,
-        style.paint(Tone::Strong, &prediction.binding)
+    let streamed = match prediction.streamed_bytes_per_token {
+        Bytes(0) => String::new(),
+        bytes => format!(" and {bytes} of dense weights"),
+    };
+    let touched = format!(
+        "touches {}, reads {} of missed experts{streamed} from disk",
+        prediction.touched_bytes_per_token, prediction.read_bytes_per_token
     );
+    text += &style.paragraph("  a token   ", &touched);
+    text.push('\n');
+    let all: f64 = prediction.terms.iter().map(|term| term.seconds).sum();
+    let mut rows = table::table(style, &["time of a token", "", "share"]);
+    for term in &prediction.terms {
+        let binds = term.name == prediction.binding;
+        let tone = if binds { Tone::Strong } else { Tone::Plain };
+        rows.add_row([
+            tone.cell(&term.name),
+            tone.cell(seconds(term.seconds)),
+            tone.cell(percent(term.seconds / all.max(f64::MIN_POSITIVE))),
+            tone.cell(if binds { "binds" } else { "" }),
+        ]);
+    }
+    table::right(&mut rows, 1);
+    table::right(&mut rows, 2);
+    text += &table::text(&rows);
+    text.push('\n');
     text += &style.heading("rests on");
     for evidence in &prediction.evidence {
         text += &style.paragraph("  ", evidence);
     }
-    text.push('\n');
     text
+}
+
+/// What would make it faster, and by how much.
+fn advice(advice: &[Advice], style: Style) -> String {
+    let mut rows = table::table(style, &["what would help", "tokens/s", "", ""]);
+    for one in advice {
+        rows.add_row([
+            one.what.clone(),
+            format!("{} to {}", speed(one.tokens_per_s_before), speed(one.tokens_per_s_after)),
+            format!("x{:.2}", one.ratio),
+            one.note.clone(),
+        ]);
+    }
+    table::right(&mut rows, 1);
+    table::right(&mut rows, 2);
+    table::text(&rows)
 }
 
 /// A plan in a few lines on standard error, before it is executed.

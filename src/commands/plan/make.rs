@@ -1,0 +1,104 @@
+//! `tierkeep plan MODEL`: for this machine, for another one, or for one that does not exist.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use tierkeep_doctor::Facts;
+use tierkeep_plans::planner;
+use tierkeep_plans::what_if::{Replaced, WhatIf};
+
+use super::explain;
+use crate::args::{ModelArg, PlanVerbArgs};
+use crate::commands::model::{self, Opened};
+use crate::commands::{Context, shared};
+use crate::exit::Outcome;
+use crate::render::{self, PlanView};
+
+/// The file name that stands for standard output.
+const STANDARD_OUTPUT: &str = "-";
+
+pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> Result<Outcome> {
+    let output = args.output.as_deref();
+    let is_streamed = output.is_some_and(|output| output.as_os_str() == STANDARD_OUTPUT);
+    if is_streamed && context.json {
+        bail!("-o - and --json both want standard output: write the plan to a file");
+    }
+    if let Some(output) = output.filter(|output| output.is_dir()) {
+        bail!("{} is a folder: give a file name to write the plan to", output.display());
+    }
+    let opened = model::open(target, &args.remote, context)?;
+    let model = &opened.catalogue;
+    for warning in &model.warnings {
+        render::warning(&format!("{}; remedy: {}", warning.finding, warning.remedy));
+    }
+    let (facts, replaced) = machine(&opened, args, context)?;
+    let history = shared::usage(context, model, args.planning.usage.as_deref());
+    let mut options = shared::options(&args.planning);
+    // A plan may say what another engine would need; `run` refuses what this one lacks. Cards are
+    // planned with where a machine is described for that, or by name.
+    options.engine.streamed_dense = true;
+    options.engine.vram |=
+        args.machine.is_some() || args.what_if.as_ref().is_some_and(WhatIf::is_of_cards);
+    let plan = match shared::plan(model, &facts, &options, history.as_ref()) {
+        Ok(plan) => plan,
+        Err(error) => return shared::verdict(context, target.path(), error),
+    };
+    if let Some(what) = &args.explain {
+        return explain::run(what, (model, &plan), history.as_ref(), context);
+    }
+    if is_streamed {
+        render::data(&plan.to_toml()?)?;
+        return Ok(Outcome::Fine);
+    }
+    if let Some(output) = output {
+        plan.write(output)?;
+    }
+    let advice = planner::what_would_help(model, &plan, &options, history.as_ref());
+    let lacks = shared::lacks(&plan, model);
+    let view = PlanView { plan: &plan, replaced: &replaced, advice: &advice, lacks: &lacks };
+    if context.json {
+        let mut json = render::plan_json(&view)?;
+        if let (Some(download), Some(json)) = (&opened.download, json.as_object_mut()) {
+            json.insert("download".to_owned(), render::download_json(download));
+        }
+        render::json(&json)?;
+    } else {
+        render::data(&render::plan(&view, model, context.style))?;
+        if let Some(download) = &opened.download {
+            render::data(&format!("{}\n", render::download(download, context.style)))?;
+        }
+        render::next(&next(args, output, !lacks.is_empty()))?;
+    }
+    Ok(if model.warnings.is_empty() && lacks.is_empty() {
+        Outcome::Fine
+    } else {
+        Outcome::Warnings
+    })
+}
+
+/// The facts that are planned with, and what was changed in them.
+fn machine(
+    opened: &Opened,
+    args: &PlanVerbArgs,
+    context: &Context,
+) -> Result<(Facts, Vec<Replaced>)> {
+    let mut facts = match &args.machine {
+        // Another machine's facts are all that is known of it: nothing here is looked at.
+        Some(file) => Facts::read(file)?,
+        None => opened.facts(context, !args.no_measure),
+    };
+    let replaced = args.what_if.as_ref().map_or_else(Vec::new, |changes| changes.apply(&mut facts));
+    Ok((facts, replaced))
+}
+
+/// What to do with the plan.
+fn next(args: &PlanVerbArgs, output: Option<&Path>, is_beyond: bool) -> String {
+    let elsewhere = args.machine.is_some() || args.what_if.is_some();
+    match output {
+        Some(output) if elsewhere || is_beyond => format!("written to {}", output.display()),
+        Some(output) => {
+            format!("written to {0}; next: tierkeep run {0} -p \"...\"", output.display())
+        }
+        None => "not written; give -o plan.toml to keep it".to_owned(),
+    }
+}
