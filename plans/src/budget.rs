@@ -333,7 +333,8 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     );
     let dense = dense_bytes(sums, workload.embedding, holding);
     add(Line::DenseWeights, dense, dense_note(sums, workload.embedding, holding));
-    add(Line::StreamBuffers, stream_buffer_bytes(sums, holding.streamed), stream_note(holding));
+    let streamed = holding.streamed;
+    add(Line::StreamBuffers, stream_buffer_bytes(sums, streamed), stream_note(sums, streamed));
     let layers: Vec<usize> = (0..spec.n_layers).filter(|&l| !holding.is_on_card(l)).collect();
     add_caches(workload, spec, &layers, |kv, bytes, note| {
         add(if kv { Line::KvCache } else { Line::IndexerKeys }, bytes, note);
@@ -521,11 +522,12 @@ fn stream_buffer_bytes(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
     layers.map(|l| l.dense.resident).max().unwrap_or(0).saturating_mul(2)
 }
 
-fn stream_note(holding: &Holding<'_>) -> String {
-    match (holding.streamed.layers.len(), holding.streamed.head) {
+fn stream_note(sums: &ModelBytes<'_>, streamed: &Streamed) -> String {
+    let bytes = Bytes(streamed_bytes_per_token(sums, streamed));
+    match (streamed.layers.len(), streamed.head) {
         (0, _) => "none: dense weights stay".to_owned(),
-        (n, false) => format!("{n} layers read for every token"),
-        (n, true) => format!("{n} layers and the head read for every token"),
+        (n, false) => format!("{n} layers, {bytes}, read for every token"),
+        (n, true) => format!("{n} layers and the head, {bytes}, read for every token"),
     }
 }
 

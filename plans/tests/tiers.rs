@@ -304,6 +304,9 @@ fn dense_weights_that_do_not_fit_are_streamed() {
     let largest = streamed.layers.iter().map(|&l| sums.layers[l as usize].dense.resident).max();
     assert_eq!(small.ledger.bytes(Line::StreamBuffers), Bytes(2 * largest.unwrap()));
     assert!(small.prediction.terms.iter().any(|t| t.name.contains("streamed dense")));
+    let line = small.ledger.0.iter().find(|l| l.line == Line::StreamBuffers).unwrap();
+    let cost = small.prediction.streamed_bytes_per_token.to_string();
+    assert!(line.note.contains(&cost), "{}", line.note);
     let smaller = plan(5 * GB, DenseRule::Auto).unwrap();
     assert!(
         smaller.prediction.streamed_bytes_per_token > small.prediction.streamed_bytes_per_token

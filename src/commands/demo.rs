@@ -104,8 +104,11 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     if show {
         render::demo_machine(&facts, &model)?;
     }
-    let options =
-        Options { context: Some(CONTEXT.min(model.spec.max_context as u64)), ..Options::default() };
+    let options = Options {
+        context: Some(CONTEXT.min(model.spec.max_context as u64)),
+        engine: tierkeep_engine::ABILITIES,
+        ..Options::default()
+    };
     let budget = planner::budget_for_share(&model, &facts, &options, SLOT_SHARE)
         .context("no budget holds a share of this model's experts")?;
     let options = Options { ram: Some(SizeRequest::Absolute(budget)), ..options };

@@ -65,7 +65,8 @@ fn text_checks(model: &Catalogue) -> Vec<Check> {
 /// Whether the model fits in the budget that would be chosen without any option.
 fn budget_check(model: &Catalogue, facts: &tierkeep_doctor::Facts) -> Check {
     let id = "model.budget";
-    match planner::plan(model, facts, &Options::default(), None) {
+    let options = Options { engine: tierkeep_engine::ABILITIES, ..Options::default() };
+    match planner::plan(model, facts, &options, None) {
         Ok(plan) => Check::ok(
             id,
             format!("fits: {} of a budget of {}", plan.ledger.total(), plan.request.budget_bytes),

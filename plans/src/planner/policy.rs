@@ -96,7 +96,7 @@ fn regime(sums: &ModelBytes<'_>, placed: &Placed) -> Regime {
     }
     let routed = Bytes(sums.routed_per_token());
     let share = slots.as_f64() / routed.as_f64().max(1.0);
-    let hold = format!("slots hold {slots}, {share:.2} of the {routed} that a token is sent to");
+    let hold = format!("slots hold {slots}, {share:.2} times the {routed} that a token is sent to");
     if share < STATIC_BELOW {
         let finding = format!("{hold}: below about a third replacement cannot help");
         return Regime { wants: Policy::Static, finding };
@@ -105,7 +105,7 @@ fn regime(sums: &ModelBytes<'_>, placed: &Placed) -> Regime {
         let finding = format!("{hold}: there frequency wins");
         return Regime { wants: Policy::Frequency, finding };
     }
-    Regime { wants: Policy::Recency, finding: format!("{hold}: above one recency wins") }
+    Regime { wants: Policy::Recency, finding: format!("{hold}: above 1 recency wins") }
 }
 
 /// Under static every slot is a pin: the most used experts, then those of the lowest ids, for an empty
