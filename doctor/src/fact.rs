@@ -167,6 +167,24 @@ impl<T> Fact<T> {
         }
     }
 
+    /// The same fact with more said about it.
+    #[must_use]
+    pub fn with_note(mut self, note: &str) -> Self {
+        match &mut self {
+            Self::Measured { detail, .. }
+            | Self::Read { detail, .. }
+            | Self::Estimated { detail, .. }
+            | Self::Assumed { detail, .. }
+            | Self::Unknown { reason: detail } => {
+                if !detail.is_empty() && !note.is_empty() {
+                    detail.push_str("; ");
+                }
+                detail.push_str(note);
+            }
+        }
+        self
+    }
+
     /// Whether there is no value.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Unknown { .. })
@@ -202,6 +220,8 @@ mod tests {
         assert_eq!(fact.source(), Source::Read);
         assert_eq!(fact.detail(), "eight");
         assert_eq!(fact.map(|value| value * 2), Fact::read(16, "eight"));
+        assert_eq!(Fact::read(8, "eight").with_note("or so"), Fact::read(8, "eight; or so"));
+        assert_eq!(Fact::read(8, "").with_note("or so"), Fact::read(8, "or so"));
         let none = Fact::<u64>::unknown("no file");
         assert_eq!(none.value(), None);
         assert_eq!(none.detail(), "no file");

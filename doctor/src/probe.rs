@@ -12,7 +12,7 @@ use crate::facts::{Facts, GpuFacts, MemoryFacts, SCHEMA_VERSION};
 use crate::topology::last_level_cache_bytes;
 use crate::tree::Tree;
 use crate::trial::TrialCommand;
-use crate::{bandwidth, cpu, disk, disk_read, gpu, gpu_sysfs, memory, platform};
+use crate::{bandwidth, cpu, disk, disk_read, gpu, gpu_sysfs, memory, parse, platform};
 
 const NOT_MEASURED: &str = "not measured (--no-measure)";
 
@@ -25,6 +25,9 @@ const DEFAULT_QUEUE_DEPTHS: [u32; 4] = [1, 4, 8, 16];
 
 /// Buffers for reading take no more than this part of the memory that may be used.
 const BUFFERS_PART_OF_MEMORY: u64 = 8;
+
+/// A load above this share of the CPUs takes a part of memory's and the disk's speed.
+const BUSY_SHARE: f64 = 0.5;
 
 /// Finds out the facts about a machine.
 ///
@@ -169,13 +172,17 @@ impl Probe {
             others: gpu_sysfs::probe(&tree),
         };
         if self.is_measuring {
+            let busy = busy(&tree, cpu.logical_cores.value().copied());
             progress("measuring memory bandwidth");
             let cache = cpu.caches.value().and_then(|caches| last_level_cache_bytes(caches));
             measure_memory(&tree, cpu.usable_threads.value().copied(), cache, &mut memory);
             progress("measuring disk reads");
             let usable_bytes = memory.usable_bytes.value().copied();
             let reads = self.measure_disk(&tree, usable_bytes, link_bytes_per_s);
-            (disk.read, disk.reads) = (reads.read, reads.reads);
+            memory.read_bandwidth_bytes_per_s = noted(memory.read_bandwidth_bytes_per_s, &busy);
+            memory.read_bandwidth_one_thread_bytes_per_s =
+                noted(memory.read_bandwidth_one_thread_bytes_per_s, &busy);
+            (disk.read, disk.reads) = (noted(reads.read, &busy), noted(reads.reads, &busy));
         } else {
             memory.read_bandwidth_bytes_per_s = Fact::unknown(NOT_MEASURED);
             memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(NOT_MEASURED);
@@ -202,6 +209,23 @@ impl Probe {
         };
         disk_read::measure(&files, &settings)
     }
+}
+
+/// What is to be said of measurements on a machine that others keep busy; nothing if it is idle. Of
+/// before the measurement, which is a load itself.
+fn busy(tree: &Tree, cpus: Option<u64>) -> String {
+    let load = tree.read("/proc/loadavg").ok().and_then(|text| parse::parse_load(&text));
+    match (load, cpus) {
+        (Some(load), Some(cpus)) if load > BUSY_SHARE * cpus as f64 => {
+            format!("measured while others worked: a load of {load:.1} on {cpus} CPUs")
+        }
+        (Some(_) | None, Some(_) | None) => String::new(),
+    }
+}
+
+/// What was measured, with a note; what was not needs none.
+fn noted<T>(fact: Fact<T>, note: &str) -> Fact<T> {
+    if fact.is_unknown() { fact } else { fact.with_note(note) }
 }
 
 fn measure_memory(

@@ -52,8 +52,12 @@ impl Tree {
         self.root == Path::new("/")
     }
 
-    /// Where `path` lies on disk. Components other than plain names are dropped.
+    /// Where `path` lies on disk. Components other than plain names are dropped, but for relative
+    /// paths of the running system: the kernel's are absolute, so those are the caller's own.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        if self.is_live() && path.as_ref().is_relative() {
+            return path.as_ref().to_path_buf();
+        }
         let mut joined = self.root.clone();
         for component in path.as_ref().components() {
             if let Component::Normal(name) = component {

@@ -11,6 +11,7 @@ fn parse_all(text: &str) {
     let _ = parse::parse_meminfo(text);
     let _ = parse::parse_process_status(text);
     let _ = parse::parse_node_total(text);
+    assert!(parse::parse_load(text).is_none_or(|load| load >= 0.0));
     let _ = parse::parse_process_io(text);
     assert!(parse::parse_trial(text).answers.len() <= text.lines().count());
     let _ = parse::parse_cpus_allowed_list(text);

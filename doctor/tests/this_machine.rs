@@ -160,6 +160,14 @@ fn a_temporary_file_serves_only_where_it_is_allowed() {
 }
 
 #[test]
+fn relative_paths_are_those_of_the_caller() {
+    let disk =
+        Probe::new().measure(false).directory(Some(PathBuf::from("."))).run(&mut |_| {}).disk;
+    let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+    assert_eq!(disk.path.value().map(PathBuf::from), Some(here));
+}
+
+#[test]
 fn memory_is_no_disk() {
     let Ok(folder) = tempfile::TempDir::new_in("/dev/shm") else { return };
     data_file(&folder, 8);

@@ -117,6 +117,12 @@ pub fn parse_cpus_allowed_list(text: &str) -> Option<&str> {
     lines(text).find(|(name, _)| *name == "Cpus_allowed_list").map(|(_, value)| value.trim())
 }
 
+/// The first figure of `/proc/loadavg`: tasks that ran or waited to, on average of the last minute.
+pub fn parse_load(text: &str) -> Option<f64> {
+    let load: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (load.is_finite() && load >= 0.0).then_some(load)
+}
+
 /// Reads `/proc/<pid>/io`.
 pub fn parse_process_io(text: &str) -> IoCounters {
     let mut counters = IoCounters::default();
@@ -148,6 +154,12 @@ mod tests {
     fn nonsense_is_absent() {
         let info = parse_meminfo("MemTotal: 18446744073709551615 kB\nMemFree: -1 kB\nCached: 3 MB");
         assert_eq!(info, MemInfo::default());
+    }
+
+    #[test]
+    fn load() {
+        assert_eq!(parse_load("15.97 16.30 14.91 3/512 4711\n"), Some(15.97));
+        assert_eq!([parse_load(""), parse_load("-1 0"), parse_load("nan")], [None; 3]);
     }
 
     #[test]

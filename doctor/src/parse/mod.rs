@@ -22,8 +22,8 @@ pub use cpu::{
 };
 pub use kfd::{parse_kfd_property, parse_pci_location};
 pub use memory::{
-    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_meminfo, parse_node_total,
-    parse_process_io, parse_process_status,
+    IoCounters, MemInfo, StatusMemory, parse_cpus_allowed_list, parse_load, parse_meminfo,
+    parse_node_total, parse_process_io, parse_process_status,
 };
 pub use memory_pools::{
     ArcStats, can_lock_all, parse_arcstats, parse_choice, parse_huge_page_folder,
