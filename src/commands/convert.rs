@@ -16,7 +16,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         Some(SizeRequest::Percent(_)) => bail!("--shard takes a size such as 5GB, not a share"),
     };
     let directory = model::folder_for(&args.model, "convert", context)?;
-    let model = shared::open_model(&directory)?;
+    let model = shared::open_model(context, &directory)?;
     let options = ConvertOptions {
         expert_bits: args.experts,
         dense_bits: args.dense,

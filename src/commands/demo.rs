@@ -96,7 +96,7 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
         Some(model) => model.clone(),
         None => find_model(context)?,
     };
-    let model = shared::open_model(&directory)?;
+    let model = shared::open_model(context, &directory)?;
     let text = Text::open(&model.directory)?;
     let show = !context.json;
 

@@ -12,7 +12,7 @@ use crate::render;
 
 pub(crate) fn run(args: &InspectArgs, context: &Context) -> Result<Outcome> {
     let (inspection, download) = match model::locate(&args.model, &context.hub)? {
-        Place::Here(path) => match Catalogue::open_cached(&path) {
+        Place::Here(path) => match Catalogue::open_cached(&path, context.data_dir.as_deref()) {
             Ok(model) => (Inspection::of(&model), None),
             Err(error) => (outline(error, &Folder::new(&path))?, None),
         },

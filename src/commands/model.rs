@@ -142,7 +142,10 @@ pub(crate) fn locate(model: &ModelArg, settings: &Settings) -> Result<Place> {
 /// Looks at a model, wherever it is. Of one elsewhere only the config and the headers are fetched.
 pub(crate) fn open(model: &ModelArg, remote: &RemoteArgs, context: &Context) -> Result<Opened> {
     match locate(model, &context.hub)? {
-        Place::Here(path) => Ok(Opened { catalogue: Catalogue::open(&path)?, download: None }),
+        Place::Here(path) => {
+            let catalogue = Catalogue::open_cached(&path, context.data_dir.as_deref())?;
+            Ok(Opened { catalogue, download: None })
+        }
         Place::There(reference) => {
             let there = There::look(&reference, context)?;
             let catalogue = Catalogue::open_from(&there)?;

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
 
 /// Plans the model first; the plan is printed, so that it is known what is executed.
 fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<(Plan, Catalogue)> {
-    let model = shared::open_model(directory)?;
+    let model = shared::open_model(context, directory)?;
     let facts = shared::facts_apart(context, &model, !args.no_measure);
     let history = if args.no_usage {
         None
@@ -121,7 +121,7 @@ fn read_plan(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
     }
     let planned = &plan.model.directory;
     let directory = model::folder_of_plan(target, planned, args.model.as_ref(), context)?;
-    let model = shared::open_model(&directory).with_context(|| {
+    let model = shared::open_model(context, &directory).with_context(|| {
         format!("the model of {} (name its folder with --model if it moved)", target.display())
     })?;
     plan.check(&model)?;

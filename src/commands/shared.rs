@@ -20,9 +20,9 @@ use crate::exit::Outcome;
 use crate::render::{self, Bar};
 
 /// Opens a model by its folder, with an absolute path so that plans can be run from anywhere.
-pub(crate) fn open_model(directory: &Path) -> Result<Catalogue> {
+pub(crate) fn open_model(context: &Context, directory: &Path) -> Result<Catalogue> {
     let absolute = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    Ok(Catalogue::open_cached(&absolute)?)
+    Ok(Catalogue::open_cached(&absolute, context.data_dir.as_deref())?)
 }
 
 /// Facts of this machine for a model, measured in this process or only read.

@@ -11,7 +11,7 @@ use crate::render::{self, Bar};
 
 pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
     let directory = model::folder_for(&args.model, "verify", context)?;
-    let model = shared::open_model(&directory)?;
+    let model = shared::open_model(context, &directory)?;
     let oracle = read_oracle(&model.directory)?;
     let facts = shared::facts(context, Some(&model), Some(&model.directory), false);
     let mut options = shared::options(&args.planning);

@@ -70,8 +70,8 @@ pub struct ExpertBiases {
 /// tensors are adjacent, as in our own containers and in most published ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertLayout {
-    extents: [Extent; MAX_PIECES],
-    n_extents: u8,
+    pub(super) extents: [Extent; MAX_PIECES],
+    pub(super) n_extents: u8,
     /// How its matrices are told apart.
     pub form: ExpertForm,
     /// See [`ExpertForm`].

@@ -12,6 +12,7 @@ mod layout;
 pub mod outline;
 pub mod roles;
 mod shards;
+pub mod sidecar;
 pub mod source;
 mod stored;
 
@@ -25,6 +26,7 @@ pub use self::layout::{ExpertBiases, ExpertForm, ExpertLayout, Extent, PlacedMat
 pub use self::outline::Outline;
 pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
+use self::sidecar::Sidecar;
 pub use self::source::{Entry, Folder, Source};
 pub use self::stored::{Scales, StoredType};
 use crate::spec::ArchSpec;
@@ -232,13 +234,28 @@ impl Catalogue {
         Self::open_from(&Folder::new(directory))
     }
 
-    /// Reads the model in a folder for those who want what is in it and not what is odd about it: its
-    /// index is not compared with its headers.
+    /// Reads the model in a folder, from its sidecar index if it has one that can be believed, and
+    /// leaves one where it is worth it. For those who want what is in the model and not what is odd
+    /// about it: its index file is not compared with its headers. `data_dir` is the user's data
+    /// folder, for models beside which nothing can or should be written.
     ///
     /// # Errors
     /// As [`Catalogue::open`].
-    pub fn open_cached(directory: &Path) -> Result<Self, CatalogueError> {
-        Self::read(&Folder::new(directory), false)
+    pub fn open_cached(directory: &Path, data_dir: Option<&Path>) -> Result<Self, CatalogueError> {
+        let folder = Folder::new(directory);
+        let files = Files::list(&folder)?;
+        let (spec, configs) = files.spec()?;
+        let sidecar = Sidecar::of(directory, data_dir, &files.of_weights(), &configs);
+        let kept = sidecar.as_ref().and_then(|sidecar| sidecar.load(directory, &spec));
+        if let Some(mut catalogue) = kept {
+            catalogue.tokenizer_bytes = Bytes(files.tokenizer_bytes());
+            return Ok(catalogue);
+        }
+        let catalogue = Self::read(&files, spec, false)?;
+        if let Some(sidecar) = sidecar {
+            sidecar.save(&catalogue);
+        }
+        Ok(catalogue)
     }
 
     /// Reads a model from wherever it is. Its fingerprint, and all else but the paths, are the same
@@ -247,29 +264,29 @@ impl Catalogue {
     /// # Errors
     /// As [`Catalogue::open`].
     pub fn open_from(source: &dyn Source) -> Result<Self, CatalogueError> {
-        Self::read(source, source.index_is_cheap())
+        let files = Files::list(source)?;
+        let (spec, _) = files.spec()?;
+        Self::read(&files, spec, source.index_is_cheap())
     }
 
-    /// The same, with the index compared with the headers or read only where it must be.
-    fn read(source: &dyn Source, compares_index: bool) -> Result<Self, CatalogueError> {
-        let files = Files::list(source)?;
-        let config = files.config()?;
-        let mut spec = config::arch_spec(&config).map_err(|error| CatalogueError::Config {
-            directory: source.label().to_owned(),
-            source: error,
-        })?;
-        files.add_generation_stop_tokens(&mut spec.stop_tokens);
+    /// Reads the headers, with the index compared with them or read only where it must be.
+    fn read(
+        files: &Files<'_>,
+        spec: ArchSpec,
+        compares_index: bool,
+    ) -> Result<Self, CatalogueError> {
+        let source = files.source();
         let reads_index = compares_index || files.needs_index();
         let index = if reads_index { files.index() } else { files.index_unread() };
         let late_index;
-        let mut read = shards::read_shards(&files, &index)?;
+        let mut read = shards::read_shards(files, &index)?;
         let mut catalogue = match assemble::assemble(source, spec, &read) {
             Ok(catalogue) => catalogue,
             Err(error) => {
                 // Which file holds what is missing, only the index can tell.
                 if !reads_index && matches!(error, CatalogueError::MissingTensor { .. }) {
                     late_index = files.index();
-                    read.consult(&files, &late_index);
+                    read.consult(files, &late_index);
                 }
                 return Err(read.blame(source, error));
             }

@@ -14,6 +14,7 @@ use super::header::{HeaderError, ShardHeader};
 use super::roles::PADDING_PREFIX;
 use super::source::{Entry, Source};
 use super::{CatalogueError, Warning, config};
+use crate::spec::ArchSpec;
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SHARD_SUFFIX: &str = ".safetensors";
@@ -102,16 +103,34 @@ impl<'s> Files<'s> {
             .ok_or_else(|| CatalogueError::NotAModel { directory: self.source.label().to_owned() })
     }
 
-    /// Adds the stop tokens of generation_config.json; a file that cannot be read adds none.
-    pub(super) fn add_generation_stop_tokens(&self, stop_tokens: &mut Vec<u32>) {
-        let value: Option<Value> = self
-            .small_file("generation_config.json")
-            .ok()
-            .flatten()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        stop_tokens.extend(value.iter().flat_map(config::stop_tokens));
-        stop_tokens.sort_unstable();
-        stop_tokens.dedup();
+    /// The architecture by config.json, with the stop tokens of generation_config.json added; and both
+    /// files. Of a second one that cannot be read nothing is added.
+    pub(super) fn spec(&self) -> Result<(ArchSpec, [Vec<u8>; 2]), CatalogueError> {
+        let config = self.config()?;
+        let mut spec = config::arch_spec(&config).map_err(|error| CatalogueError::Config {
+            directory: self.source.label().to_owned(),
+            source: error,
+        })?;
+        let generation =
+            self.small_file("generation_config.json").ok().flatten().unwrap_or_default();
+        let value: Option<Value> = serde_json::from_slice(&generation).ok();
+        spec.stop_tokens.extend(value.iter().flat_map(config::stop_tokens));
+        spec.stop_tokens.sort_unstable();
+        spec.stop_tokens.dedup();
+        Ok((spec, [config, generation]))
+    }
+
+    /// The entries of all that headers may be read of, and of the index, by name.
+    pub(super) fn of_weights(&self) -> Vec<&Entry> {
+        self.entries
+            .iter()
+            .flat_map(BTreeMap::values)
+            .filter(|entry| entry.name.ends_with(SHARD_SUFFIX) || entry.name == INDEX_FILE)
+            .collect()
+    }
+
+    pub(super) fn source(&self) -> &'s dyn Source {
+        self.source
     }
 
     /// Size of tokenizer.json, 0 where there is none.
@@ -277,14 +296,15 @@ impl<'a> ReadShards<'a> {
     pub(super) fn consult(&mut self, files: &Files<'_>, index: &'a IndexBytes) {
         let present: BTreeSet<String> = self.names.iter().cloned().collect();
         let index = parse_index(index, present.len(), &mut self.warnings);
-        for (name, named_by) in promised_files(&present, index.as_ref()) {
+        // Backwards, so that of two who promise a file the index is named.
+        for (name, named_by) in promised_files(&present, index.as_ref()).into_iter().rev() {
             match files.presence(&name) {
                 Presence::Here | Presence::Unknown => {}
                 Presence::Broken(target) => {
-                    self.absent.entry(name).or_insert_with(|| link_text(&target));
+                    self.absent.insert(name, link_text(&target));
                 }
                 Presence::Absent => {
-                    self.absent.entry(name).or_insert(named_by);
+                    self.absent.insert(name, named_by);
                 }
             }
         }

@@ -5,9 +5,10 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::folder;
 use super::format::{self, FormatError, MAGIC, MAX_FILE_BYTES};
 use super::history::{History, ShapeMismatch};
 use super::session::Session;
@@ -160,36 +161,12 @@ pub fn save(path: &Path, session: &Session) -> Result<Saved, UsageError> {
 pub fn default_path(model_dir: &Path, data_dir: Option<&Path>, fingerprint: &str) -> PathBuf {
     let beside = model_dir.join(".usage");
     let Some(data_dir) = data_dir else { return beside };
-    let real = fs::canonicalize(model_dir).unwrap_or_else(|_| model_dir.to_owned());
-    if !is_hub_cache(model_dir) && !is_hub_cache(&real) && is_writable(&real) {
+    if folder::takes_files(model_dir) {
         return beside;
     }
     let safe = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = fingerprint.chars().map(safe).collect();
     data_dir.join("tierkeep").join("usage").join(format!("{name}.usage"))
-}
-
-/// `.../hub/.../snapshots/...` or `.../models--<owner>--<name>/.../snapshots/...`.
-fn is_hub_cache(folder: &Path) -> bool {
-    let mut in_hub = false;
-    folder.components().any(|component| {
-        let Component::Normal(name) = component else { return false };
-        let found = in_hub && name == "snapshots";
-        in_hub |= name == "hub" || name.to_string_lossy().starts_with("models--");
-        found
-    })
-}
-
-/// Asks without writing: a plan should not touch the model's folder.
-#[cfg(unix)]
-fn is_writable(folder: &Path) -> bool {
-    use rustix::fs::{Access, access};
-    access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
-}
-
-#[cfg(not(unix))]
-fn is_writable(folder: &Path) -> bool {
-    fs::metadata(folder).is_ok_and(|m| m.is_dir() && !m.permissions().readonly())
 }
 
 /// `None`: there is no file.

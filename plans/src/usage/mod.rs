@@ -6,6 +6,7 @@
 //! reads the environment; folders are given by the caller.
 
 mod file;
+pub(crate) mod folder;
 mod format;
 mod history;
 mod import;

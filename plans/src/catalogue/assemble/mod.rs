@@ -6,7 +6,7 @@ mod required;
 mod stored;
 
 use self::found::Found;
-use self::required::{layer_roles, optional_roles, required_roles};
+use self::required::{expected_shape, layer_roles, optional_roles, required_roles};
 use super::roles::{self, Role};
 use super::shards::ReadShards;
 use super::source::Source;
@@ -111,6 +111,44 @@ fn take_experts(
         }
     }
     Ok((experts, expert_base))
+}
+
+/// A weight that is no expert's.
+pub(super) struct Weight {
+    pub(super) role: Role,
+    /// `(rows, cols)`.
+    pub(super) shape: (u64, u64),
+    /// No model of the architecture is without it.
+    pub(super) is_required: bool,
+}
+
+/// Every weight but the experts' of a model with so many multi-token-prediction layers, in the order
+/// of [`Catalogue::tensors`].
+pub(super) fn weights(spec: &ArchSpec, n_mtp_present: usize) -> Vec<Weight> {
+    let n_layers_present = spec.n_layers + n_mtp_present;
+    let weight =
+        |is_required| move |role| Weight { role, shape: expected_shape(spec, role), is_required };
+    let required = required_roles(spec, n_layers_present).into_iter().map(weight(true));
+    required.chain(optional_roles(spec, n_layers_present).into_iter().map(weight(false))).collect()
+}
+
+/// Whether a model can have so many whole multi-token-prediction layers.
+pub(super) fn may_have_mtp_layers(spec: &ArchSpec, n_mtp_present: usize) -> bool {
+    n_mtp_present == 0 || spec.mtp_layer.is_some() && n_mtp_present <= MTP_LAYER_CAP
+}
+
+/// For each layer where its experts start in [`Catalogue::experts`], and how many there are.
+pub(super) fn expert_base(spec: &ArchSpec, n_mtp_present: usize) -> (Vec<Option<usize>>, usize) {
+    let mut n_experts = 0;
+    let base = (0..spec.n_layers + n_mtp_present)
+        .map(|layer| {
+            spec.is_expert_layer(layer).then(|| {
+                n_experts += spec.router.n_experts;
+                n_experts - spec.router.n_experts
+            })
+        })
+        .collect();
+    (base, n_experts)
 }
 
 fn mtp_warning(spec: &ArchSpec, n_mtp_present: usize) -> Option<Warning> {
