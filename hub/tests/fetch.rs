@@ -352,3 +352,34 @@ fn walk(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| if path.is_dir() { walk(&path) } else { 1 }).sum()
 }
+
+/// The address that a hub redirects to may expire between the two parts of a header.
+#[test]
+fn an_address_that_expired_is_asked_for_again() {
+    let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    model(folder.path(), 1);
+    let path = folder.path().to_owned();
+    let storage = Server::start(move |request| {
+        let is_rest = request.range.is_some_and(|(start, _)| start > 0);
+        if is_rest && request.target.ends_with("signature=0") {
+            return Response::new(403, "expired");
+        }
+        // Another storage tags the same file differently.
+        let mut answer = file(request, &path.join(request.path().rsplit('/').next().unwrap()));
+        answer.headers.retain(|(name, _)| name != "ETag");
+        answer.header("ETag", format!("\"{}\"", request.target))
+    });
+    let (port, path) = (storage.port, folder.path().to_owned());
+    let hub = Server::start(move |request| {
+        let name = request.path().rsplit('/').next().unwrap();
+        if request.path().starts_with("/o/n/resolve/") && name.ends_with(".safetensors") {
+            let start = request.range.map_or(0, |(start, _)| start);
+            let to = format!("http://127.0.0.1:{port}/{name}?signature={start}");
+            return Response::new(302, "").header("Location", to);
+        }
+        hub_answer(request, &path)
+    });
+    let snapshot = look(&settings(&hub.url(""), cache.path(), &[]), "hf:o/n").unwrap();
+    check_heads(&snapshot, folder.path());
+    assert_eq!((snapshot.heads.len(), storage.n_requests()), (1, 3));
+}
