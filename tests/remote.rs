@@ -193,10 +193,36 @@ fn the_download_is_part_of_the_answer() {
     assert!(needed <= all && needed > all / 2, "the oracle's own answers are not needed: {needed}");
     assert_eq!(download["rate_source"], "unknown", "so little measures nothing");
     assert_eq!(download["short_bytes"], 0);
+    // A model that does not fit is not worth the download: both are told.
+    let ram = ["plan", "hf:o/n", "--ram", "9MB", "--no-measure"];
+    let ran = tierkeep(folder, &hub.url(""), &ram, &[]);
+    ran.says(1, &["does not fit in 9.00 MB", "before the download", &how]);
+    let ran = tierkeep(folder, &hub.url(""), &[&ram[..], &["--json"]].concat(), &[]);
+    assert_eq!((ran.code, &ran.json()["download"]["repo"]), (1, &Value::from("o/n")));
     for bad in ["1", "fast"] {
         let args = ["plan", "hf:o/n", "--bandwidth", bad];
         tierkeep(folder, &hub.url(""), &args, &[]).says(2, &["--bandwidth", "1Gbit/s"]);
     }
+}
+
+#[test]
+fn inspect_looks_at_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = published(GLM, folder.path());
+    let hub = hub_server(&model);
+    let here = model.to_str().unwrap();
+    let look = |model: &str| {
+        let ran = tierkeep(folder.path(), &hub.url(""), &["inspect", model, "--json"], &[]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.json()
+    };
+    let (from_disk, from_hub) = (look(here), look("hf:o/n"));
+    assert_eq!(from_hub["download"]["commit"], COMMIT);
+    let without_place = |mut json: Value| {
+        json["inspection"].as_object_mut().unwrap().remove("directory").unwrap();
+        json["inspection"].clone()
+    };
+    assert_eq!(without_place(from_hub), without_place(from_disk));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use tierkeep_plans::units::LayerId;
 use tierkeep_plans::usage::{self, History, LoadOutcome, Session};
 
 use super::Context;
+use super::model::DownloadAnswer;
 use crate::args::PlanningArgs;
 use crate::exit::Outcome;
 use crate::render::{self, Bar};
@@ -172,15 +173,29 @@ pub(crate) fn plan(
 
 /// "Does not fit" is a result: it is printed with its ledger. Any other refusal stays an error.
 pub(crate) fn verdict(context: &Context, model: &Path, error: anyhow::Error) -> Result<Outcome> {
+    verdict_before(context, model, None, error)
+}
+
+/// The same of a model that may not be here: what its download would be is part of the answer.
+pub(crate) fn verdict_before(
+    context: &Context,
+    model: &Path,
+    download: Option<&DownloadAnswer>,
+    error: anyhow::Error,
+) -> Result<Outcome> {
     let Some(PlanRefusal::DoesNotFit { result, .. }) = error.downcast_ref() else {
         return Err(error);
     };
     if context.json {
         let message = error.to_string();
         render::note(&format!("error: {message}"));
-        render::json(&render::does_not_fit_json(model, &message, result))?;
+        let json = render::does_not_fit_json(model, &message, result);
+        render::json(&render::with_download(json, download))?;
     } else {
         render::data(&render::does_not_fit(model, result, context.style))?;
+        if let Some(download) = download {
+            render::data(&format!("\n{}", render::download(download, context.style)))?;
+        }
     }
     Ok(Outcome::Verdict)
 }

@@ -122,6 +122,14 @@ pub(crate) fn download_json(answer: &DownloadAnswer) -> Value {
     })
 }
 
+/// An object of another view with the answer beside, where there is one.
+pub(crate) fn with_download(mut view: Value, answer: Option<&DownloadAnswer>) -> Value {
+    if let (Some(answer), Some(view)) = (answer, view.as_object_mut()) {
+        view.insert("download".to_owned(), download_json(answer));
+    }
+    view
+}
+
 /// A length of time with as many digits as it deserves.
 fn duration(seconds: f64) -> String {
     const MINUTE: f64 = 60.0;

@@ -33,7 +33,9 @@ pub(crate) use compared::{differences, staleness};
 pub(crate) use conversion::conversion;
 pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_run};
 pub(crate) use doctor::{checks, facts};
-pub(crate) use download::{date, download, download_json, download_size, download_time};
+pub(crate) use download::{
+    date, download, download_json, download_size, download_time, with_download,
+};
 pub(crate) use explanation::explanation;
 pub(crate) use inspection::inspection;
 pub(crate) use plan::{PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json};

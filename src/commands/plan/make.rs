@@ -41,7 +41,10 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
         args.machine.is_some() || args.what_if.as_ref().is_some_and(WhatIf::is_of_cards);
     let plan = match shared::plan(model, &facts, &options, history.as_ref()) {
         Ok(plan) => plan,
-        Err(error) => return shared::verdict(context, target.path(), error),
+        Err(error) => {
+            let download = opened.download.as_ref();
+            return shared::verdict_before(context, target.path(), download, error);
+        }
     };
     if let Some(what) = &args.explain {
         return explain::run(what, (model, &plan), history.as_ref(), context);
@@ -57,17 +60,14 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     let lacks = shared::lacks(&plan, model);
     let view = PlanView { plan: &plan, replaced: &replaced, advice: &advice, lacks: &lacks };
     if context.json {
-        let mut json = render::plan_json(&view)?;
-        if let (Some(download), Some(json)) = (&opened.download, json.as_object_mut()) {
-            json.insert("download".to_owned(), render::download_json(download));
-        }
-        render::json(&json)?;
+        let json = render::plan_json(&view)?;
+        render::json(&render::with_download(json, opened.download.as_ref()))?;
     } else {
         render::data(&render::plan(&view, model, context.style))?;
         if let Some(download) = &opened.download {
             render::data(&format!("{}\n", render::download(download, context.style)))?;
         }
-        render::next(&next(args, output, !lacks.is_empty()))?;
+        render::next(&next(args, &opened, output, !lacks.is_empty()))?;
     }
     Ok(if model.warnings.is_empty() && lacks.is_empty() {
         Outcome::Fine
@@ -92,10 +92,14 @@ fn machine(
 }
 
 /// What to do with the plan.
-fn next(args: &PlanVerbArgs, output: Option<&Path>, is_beyond: bool) -> String {
+fn next(args: &PlanVerbArgs, opened: &Opened, output: Option<&Path>, is_beyond: bool) -> String {
     let elsewhere = args.machine.is_some() || args.what_if.is_some();
     match output {
         Some(output) if elsewhere || is_beyond => format!("written to {}", output.display()),
+        Some(output) if opened.download.is_some() => format!(
+            "written to {0}; after the download: tierkeep run {0} --model DIR -p \"...\"",
+            output.display()
+        ),
         Some(output) => {
             format!("written to {0}; next: tierkeep run {0} -p \"...\"", output.display())
         }
