@@ -37,6 +37,7 @@ pub(crate) fn differences(
             difference.delta().unwrap_or_default(),
         ]);
     }
+    table::whole(&mut rows, 0);
     format!("{text}\n{}", table::text(&rows))
 }
 

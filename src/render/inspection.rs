@@ -4,7 +4,7 @@ use tierkeep_plans::inspect::{CacheBytes, Inspection, Part, Shape};
 use tierkeep_plans::units::{Bytes, runs};
 
 use super::style::Tone;
-use super::{Style, count, percent, table};
+use super::{Style, count, files, percent, table};
 
 /// A model for people.
 pub(crate) fn inspection(model: &Inspection, style: Style) -> String {
@@ -18,9 +18,9 @@ pub(crate) fn inspection(model: &Inspection, style: Style) -> String {
     line(
         "files        ",
         &format!(
-            "{} in {} files, {} tensors",
+            "{} in {}, {} tensors",
             model.total_bytes,
-            count(model.n_shards as u64),
+            files(model.n_shards),
             count(model.n_tensors as u64)
         ),
     );

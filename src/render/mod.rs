@@ -21,6 +21,8 @@ mod table;
 #[cfg(test)]
 pub(crate) mod testing;
 mod verification;
+#[cfg(test)]
+mod view_tests;
 
 use std::io::{self, Write};
 
@@ -136,6 +138,11 @@ pub(crate) fn count(number: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// How many files.
+pub(crate) fn files(number: usize) -> String {
+    if number == 1 { "1 file".to_owned() } else { format!("{} files", count(number as u64)) }
 }
 
 /// A time with as many digits as it deserves.

@@ -15,7 +15,7 @@ use tierkeep_plans::what_if::Replaced;
 
 use super::ledger::{ledger, lines};
 use super::style::Tone;
-use super::{Style, count, note, percent, seconds, speed, table};
+use super::{Style, count, files, note, percent, seconds, speed, table};
 use crate::commands::shared::Lack;
 
 /// A plan and what is told of it beside it.
@@ -121,10 +121,10 @@ fn title(plan: &Plan, model: &Catalogue, style: Style) -> String {
         ""
     };
     let about = format!(
-        "{}, {} in {} files, {} routed experts in {} layers{mtp}",
+        "{}, {} in {}, {} routed experts in {} layers{mtp}",
         plan.model.family,
         plan.model.total_bytes,
-        model.shards.len(),
+        files(model.shards.len()),
         count(n_experts as u64),
         spec.expert_layers().count(),
     );
@@ -281,17 +281,17 @@ pub(crate) fn plan_in_brief(plan: &Plan) {
 pub(crate) fn does_not_fit(model: &Path, result: &DoesNotFit, style: Style) -> String {
     let mut text = format!("{} does not fit in {}\n\n", model.display(), result.budget);
     text += &ledger(&result.ledger, result.budget, style);
-    let _ = writeln!(
-        text,
-        "\nthe smallest budget that would do: --ram {} ({}); this ledger has no expert slot",
+    let budget = format!(
+        "--ram {} ({}); this ledger has no expert slot",
         result.smallest_budget.0, result.smallest_budget
     );
-    match result.context_that_fits {
-        Some(context) => {
-            let _ = writeln!(text, "or a shorter context: --ctx {context}");
-        }
-        None => text += "no context is short enough for this budget\n",
-    }
+    text.push('\n');
+    text += &style.paragraph("the smallest budget that would do: ", &budget);
+    let context = match result.context_that_fits {
+        Some(context) => format!("or a shorter context: --ctx {context}"),
+        None => "no context is short enough for this budget".to_owned(),
+    };
+    text += &style.paragraph("", &context);
     text
 }
 

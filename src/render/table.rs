@@ -1,7 +1,7 @@
 //! Tables that fit the width that they are given.
 
 use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 
 use super::style::{Style, Tone};
 
@@ -15,7 +15,9 @@ pub(crate) fn table(style: Style, header: &[&str]) -> Table {
         table.enforce_styling().style_text_only();
     }
     if !header.is_empty() {
-        table.set_header(header.iter().map(|title| Tone::Heading.cell(title)));
+        // A title of nothing has no tone: its escapes would stand behind blanks.
+        let tone = |title: &str| if title.is_empty() { Tone::Plain } else { Tone::Heading };
+        table.set_header(header.iter().map(|title| tone(title).cell(title)));
     }
     table
 }
@@ -27,8 +29,20 @@ pub(crate) fn right(table: &mut Table, column: usize) {
     }
 }
 
+/// Keeps a column as wide as its text: names that are indented are not to be broken.
+pub(crate) fn whole(table: &mut Table, column: usize) {
+    if let Some(column) = table.column_mut(column) {
+        column.set_constraint(ColumnConstraint::ContentWidth);
+    }
+}
+
 /// The table as text, without trailing blanks.
 pub(crate) fn text(table: &Table) -> String {
+    let mut table = table.clone();
+    // The text begins where the lines around the table do.
+    if let Some(first) = table.column_mut(0) {
+        first.set_padding((0, 1));
+    }
     let mut text = String::new();
     for line in table.lines() {
         text.push_str(line.trim_end());
