@@ -179,3 +179,127 @@ fn stored_type(model: &Catalogue, n_layers: usize) -> Option<String> {
         .find(|t| !runs(t.stored))
         .map(|t| format!("{} in {}", model.name_of(t.role), t.stored.name()))
 }
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+    use tierkeep_plans::spec::{RopeScaling as Scaling, Undescribed};
+
+    fn oracle(family: &str) -> Catalogue {
+        let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles");
+        Catalogue::open(&directory.join(family)).unwrap()
+    }
+
+    fn grouped(model: &mut Catalogue) -> &mut GroupedAttention {
+        match &mut model.spec.attention {
+            AttentionSpec::Grouped(grouped) => grouped,
+            AttentionSpec::Latent(_) => panic!("latent"),
+        }
+    }
+
+    fn latent(model: &mut Catalogue) -> &mut LatentAttention {
+        match &mut model.spec.attention {
+            AttentionSpec::Latent(latent) => latent,
+            AttentionSpec::Grouped(_) => panic!("grouped"),
+        }
+    }
+
+    #[test]
+    fn what_has_an_oracle_here_is_supported() {
+        for family in ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer"] {
+            assert_eq!(supports(&oracle(family)), Ok(()), "{family}");
+        }
+    }
+
+    /// Every mechanism of the spec that the forward pass lacks is refused by its name.
+    #[test]
+    fn each_mechanism_that_is_lacking_is_named() {
+        type Case = (&'static str, fn(&mut Catalogue), &'static str);
+        let yarn = |m: &mut Catalogue| {
+            m.spec.rope.scaling = Scaling::Yarn {
+                factor: 4.0,
+                original_context: 64,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                truncate: true,
+                attention_factor: 1.0,
+            };
+        };
+        let cases: [Case; 19] = [
+            ("olmoe", |m| grouped(m).qk_norm = QkNorm::PerHead, "per head"),
+            ("olmoe", |m| grouped(m).sinks = true, "sinks"),
+            ("olmoe", |m| grouped(m).qkv_biases = true, "biases of attention"),
+            ("olmoe", |m| grouped(m).output_bias = true, "biases of attention"),
+            ("olmoe", |m| m.spec.rope.dim /= 2, "a part of each head"),
+            ("olmoe", yarn, "YaRN"),
+            ("glm_moe_dsa", yarn, "YaRN"),
+            ("glm_moe_dsa", |m| latent(m).q_lora_rank = 0, "without a compressed query"),
+            ("glm_moe_dsa", |m| latent(m).query_scale = 2.0, "scaled queries"),
+            ("glm_moe_dsa", |m| latent(m).latent_scale = 2.0, "scaled queries"),
+            ("olmoe", |m| m.spec.layers[1].window = Some(8), "sliding-window"),
+            ("olmoe", |m| m.spec.layers[1].feed_forward = FeedForward::Shortcut, "shortcut"),
+            ("olmoe", |m| m.spec.expert_biases = true, "biases of experts"),
+            (
+                "olmoe",
+                |m| m.spec.activation = Activation::ClampedSwiGlu { alpha: 1.7, limit: 7.0 },
+                "clamped SwiGLU",
+            ),
+            ("olmoe", |m| m.spec.router.n_zero_experts = 2, "return their input"),
+            ("olmoe", |m| m.spec.router.logit_bias = true, "router's product"),
+            (
+                "olmoe",
+                |m| m.spec.router.scoring = RouterScoring::SoftmaxOfChosen,
+                "softmax over the chosen",
+            ),
+            (
+                "olmoe",
+                |m| {
+                    m.spec.router.group_score = GroupScore::Best;
+                    (m.spec.router.n_groups, m.spec.router.n_groups_active) = (4, 2);
+                },
+                "by their best",
+            ),
+            (
+                "olmoe",
+                |m| {
+                    let (field, value) = ("hidden_act".to_owned(), "gelu".to_owned());
+                    m.spec.undescribed.push(Undescribed { field, value });
+                },
+                "hidden_act = gelu",
+            ),
+        ];
+        for (family, change, expected) in cases {
+            let mut model = oracle(family);
+            change(&mut model);
+            let refused = supports(&model).expect_err(expected);
+            assert!(refused.what.contains(expected), "{expected}: {refused}");
+            let message = refused.to_string();
+            assert!(message.contains(family) && message.contains("tierkeep plan"), "{message}");
+        }
+    }
+
+    #[test]
+    fn families_and_types_without_a_comparison_or_a_kernel_are_refused() {
+        let mut model = oracle("olmoe");
+        model.spec.family = Family::Mixtral;
+        assert!(supports(&model).unwrap_err().what.contains("has not been compared"));
+        let mut model = oracle("olmoe");
+        model.experts[3].down.stored = StoredType::Fp8;
+        assert_eq!(supports(&model).unwrap_err().what, "experts in fp8");
+        model = oracle("olmoe");
+        model.experts[3].form = ExpertForm::Interleaved;
+        assert!(supports(&model).unwrap_err().what.contains("gate and up in one"));
+        model = oracle("olmoe");
+        model.tensors[0].stored = StoredType::Fp8;
+        let what = supports(&model).unwrap_err().what;
+        assert_eq!(what, "model.embed_tokens.weight in fp8");
+        assert_eq!(supports_whole(&model).unwrap_err().what, what);
+    }
+}

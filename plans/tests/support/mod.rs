@@ -8,6 +8,7 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+pub(crate) mod geometry;
 pub(crate) mod hollow;
 
 use std::collections::BTreeMap;
@@ -80,7 +81,7 @@ pub(crate) struct Checkpoint {
 }
 
 /// A whole number of a config.
-fn uint(config: &Value, field: &str) -> u64 {
+pub(crate) fn uint(config: &Value, field: &str) -> u64 {
     config[field].as_u64().unwrap_or_else(|| panic!("the test's config lacks {field}"))
 }
 
