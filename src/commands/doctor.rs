@@ -22,6 +22,7 @@ pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
     if let Some(catalogue) = &catalogue {
         all.extend(checks::model_checks(catalogue));
         if let Ok(model) = catalogue {
+            all.push(engine_check(model));
             all.extend(text_checks(model));
             all.push(budget_check(model, &facts));
         }
@@ -42,6 +43,22 @@ pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
     } else {
         Outcome::Fine
     })
+}
+
+/// Whether this build runs the model, or only plans it.
+fn engine_check(model: &Catalogue) -> Check {
+    let id = "model.engine";
+    match tierkeep_engine::supports(model) {
+        Ok(()) => Check::ok(id, "this build runs it"),
+        Err(lacking) => Check::warn(
+            id,
+            format!(
+                "this build plans {} and does not run it yet: {}",
+                lacking.family, lacking.what
+            ),
+            "plan it with this build, run it with a newer one",
+        ),
+    }
 }
 
 fn text_checks(model: &Catalogue) -> Vec<Check> {
