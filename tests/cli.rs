@@ -414,12 +414,12 @@ fn doctor_finds_what_is_wrong_and_says_where_facts_come_from() {
     let ran = tierkeep(folder, &["doctor", "model", "--no-measure", "--json"]);
     let json = ran.json();
     assert_eq!(ran.code, 0, "{json}");
-    assert_eq!(json["schema_version"], 1);
+    assert_eq!(json["schema_version"], 2);
     let sources = json["facts"]["memory"]["total_bytes"]["source"].as_str().unwrap().to_owned();
     assert!(["read", "unknown"].contains(&sources.as_str()));
     let ids: Vec<&str> =
         json["checks"].as_array().unwrap().iter().map(|c| c["id"].as_str().unwrap()).collect();
-    for id in ["machine.memory", "model.files", "model.tokenizer", "model.chat_template"] {
+    for id in ["machine.memory", "model.shards", "model.tokenizer", "model.chat_template"] {
         assert!(ids.contains(&id), "{ids:?}");
     }
     fs::write(folder.join("model/tokenizer.json"), "{}").unwrap();

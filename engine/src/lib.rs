@@ -14,6 +14,7 @@ mod feed_forward;
 pub mod generate;
 mod kv;
 mod memory;
+pub mod payload;
 pub mod report;
 mod rope;
 mod router;

@@ -5,12 +5,22 @@ use std::path::Path;
 
 use anyhow::Result;
 use tierkeep_doctor::Facts;
-use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::catalogue::{Catalogue, StopTokens};
 use tierkeep_plans::checks::{self, Check, Status};
 use tierkeep_plans::units::Bytes;
 
 use super::{data, percent, speed};
 use crate::commands::demo::DemoRun;
+
+/// Checks that the demo shows.
+const IN_BRIEF: [&str; 6] = [
+    "machine.memory",
+    "machine.disk",
+    "machine.disk_speed",
+    "model.family",
+    "model.shards",
+    "model.types",
+];
 
 /// A step's title.
 pub(crate) fn demo_heading(title: &str) -> Result<()> {
@@ -32,10 +42,12 @@ pub(crate) fn demo_machine(facts: &Facts, model: &Catalogue) -> Result<()> {
         };
         let _ = writeln!(text, "{:16} {mark}{}", check.id, check.finding);
     };
-    for check in checks::machine_checks(facts) {
-        brief(&mut text, &check);
-    }
-    for check in checks::whole_model_checks(model) {
+    let all = checks::machine_checks(facts).into_iter().chain(checks::whole_model_checks(
+        model,
+        &StopTokens::default(),
+        None,
+    ));
+    for check in all.filter(|check| IN_BRIEF.contains(&check.id)) {
         brief(&mut text, &check);
     }
     data(&text)

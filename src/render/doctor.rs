@@ -1,108 +1,136 @@
-//! What the doctor found.
+//! What the doctor found: facts by group, each with its source, and checks with what to do.
 
-use std::fmt::Display;
 use std::path::Path;
 
-use tierkeep_doctor::{Fact, Facts};
+use serde_json::{Value, json};
+use tierkeep_doctor::Facts;
 use tierkeep_plans::checks::{Check, Status};
-use tierkeep_plans::units::Bytes;
 
 use super::style::Tone;
-use super::{Style, table};
+use super::{Style, download, download_json, facts};
+use crate::commands::model::DownloadAnswer;
 
-/// The machine, one fact a row, each with its source.
-pub(crate) fn facts(facts: &Facts, style: Style) -> String {
-    let mut rows = table::table(style, &["machine", "", "source"]);
-    let mut row = |name: &str, (value, source): (String, String)| {
-        rows.add_row([name.to_owned(), value, source]);
-    };
-    let cpu = &facts.cpu;
-    row("CPU", shown(&cpu.model_name));
-    row("physical cores", shown(&cpu.physical_cores));
-    row("logical cores", shown(&cpu.logical_cores));
-    row("usable threads", shown(&cpu.usable_threads));
-    row("instruction sets", shown(&cpu.instruction_sets.clone().map(|sets| sets.join(" "))));
-    let memory = &facts.memory;
-    row("memory, total", bytes(&memory.total_bytes));
-    row("memory, available", bytes(&memory.available_bytes));
-    row(
-        "memory, group limit",
-        shown(&memory.limit.clone().map(|limit| match limit {
-            None => "none".to_owned(),
-            Some(l) => format!(
-                "{} in group {}, {} left",
-                Bytes(l.limit_bytes),
-                l.group,
-                Bytes(l.headroom_bytes)
-            ),
-        })),
-    );
-    row("memory, usable", bytes(&memory.usable_bytes));
-    row("memory read, all threads", rate(&memory.read_bandwidth_bytes_per_s));
-    row("memory read, one thread", rate(&memory.read_bandwidth_one_thread_bytes_per_s));
-    let disk = &facts.disk;
-    row("disk, folder", shown(&disk.path));
-    row("disk, filesystem", shown(&disk.filesystem));
-    row("disk, free", bytes(&disk.free_bytes));
-    row("disk read", rate(&disk.read.clone().map(|r| r.bytes_per_s)));
-    row("kernel", shown(&facts.platform.kernel));
-    row("container", shown(&facts.platform.container));
-    row("virtual machine", shown(&facts.platform.virtual_machine));
-    match facts.gpus.nvidia.value() {
-        None => row("NVIDIA GPUs", shown(&facts.gpus.nvidia.clone().map(|_| ""))),
-        Some(gpus) if gpus.is_empty() => row("NVIDIA GPUs", ("none".to_owned(), String::new())),
-        Some(gpus) => {
-            for gpu in gpus {
-                row(&format!("GPU {}", gpu.index), shown(&gpu.name));
-                row("  memory, total", bytes(&gpu.memory_total_bytes));
-                row("  memory, free", bytes(&gpu.memory_free_bytes));
+/// Version of the JSON.
+const SCHEMA_VERSION: u32 = 2;
+/// Columns of a check's status and of its id.
+const STATUS_WIDTH: usize = 4;
+/// See [`STATUS_WIDTH`]: the longest id that is shown on the line of its finding.
+const ID_WIDTH: usize = 24;
+/// Details of one check that are shown; JSON has them all.
+const DETAILS_SHOWN: usize = 10;
+
+/// Everything that a run of `doctor` found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DoctorReport<'a> {
+    /// The model as it was asked for.
+    pub(crate) model: Option<&'a Path>,
+    /// The machine.
+    pub(crate) facts: &'a Facts,
+    /// Checks, in the order in which they are shown.
+    pub(crate) checks: &'a [Check],
+    /// Of a model that is not here: what a download would be.
+    pub(crate) download: Option<&'a DownloadAnswer>,
+}
+
+impl DoctorReport<'_> {
+    /// For programs; docs/doctor.md describes it.
+    pub(crate) fn json(&self) -> Value {
+        let mut json = json!({
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "summary": {
+                "ok": self.count(Status::Ok),
+                "warn": self.count(Status::Warn),
+                "fail": self.count(Status::Fail),
+                "skip": self.count(Status::Skip),
+            },
+            "facts": self.facts,
+            "checks": self.checks,
+        });
+        if let (Some(download), Some(json)) = (self.download, json.as_object_mut()) {
+            json.insert("download".to_owned(), download_json(download));
+        }
+        json
+    }
+
+    /// For people.
+    pub(crate) fn text(&self, style: Style) -> String {
+        let mut text = facts::facts_text(self.facts, style);
+        for (title, prefix) in
+            [("checks of the machine", "machine."), ("checks of the model", "model.")]
+        {
+            let of_group: Vec<&Check> =
+                self.checks.iter().filter(|check| check.id.starts_with(prefix)).collect();
+            if of_group.is_empty() {
+                continue;
+            }
+            text.push('\n');
+            text.push_str(&style.heading(title));
+            for check in of_group {
+                text.push_str(&check_text(check, style));
             }
         }
-    }
-    table::text(&rows)
-}
-
-/// A fact's value and its source.
-fn shown<T: Display>(fact: &Fact<T>) -> (String, String) {
-    match fact.value() {
-        Some(value) => {
-            let source = match fact.detail() {
-                "" => fact.source().to_string(),
-                detail => format!("{}: {detail}", fact.source()),
-            };
-            (value.to_string(), source)
+        text.push('\n');
+        if let Some(answer) = self.download {
+            text.push_str(&download(answer, style));
+            text.push('\n');
         }
-        None => ("unknown".to_owned(), fact.detail().to_owned()),
+        text.push_str(&self.close(style));
+        text
     }
-}
 
-fn bytes(fact: &Fact<u64>) -> (String, String) {
-    shown(&fact.clone().map(Bytes))
-}
+    fn count(&self, status: Status) -> usize {
+        self.checks.iter().filter(|check| check.status == status).count()
+    }
 
-fn rate(fact: &Fact<f64>) -> (String, String) {
-    shown(&fact.clone().map(|bytes_per_s| format!("{:.1} GB/s", bytes_per_s / 1e9)))
-}
-
-/// The checks, one a row.
-pub(crate) fn checks(model: Option<&Path>, checks: &[Check], style: Style) -> String {
-    let mut rows = table::table(style, &["check", "", "finding", "remedy"]);
-    for check in checks {
-        let status = match check.status {
-            Status::Ok => Tone::Ok.cell("ok"),
-            Status::Warn => Tone::Warn.cell("warn"),
-            Status::Fail => Tone::Fail.cell("FAIL"),
-            Status::Skip => Tone::Plain.cell("skip"),
+    /// How many checks came out how, and what to do next.
+    fn close(&self, style: Style) -> String {
+        let counted = |status: Status| {
+            let n = self.count(status);
+            let (word, tone) = status_word(status);
+            let tone = if n == 0 { Tone::Plain } else { tone };
+            style.paint(tone, &format!("{n} {word}"))
         };
-        let plain = |text: &str| Tone::Plain.cell(text);
-        rows.add_row([plain(check.id), status, plain(&check.finding), plain(&check.remedy)]);
-    }
-    let next = match model {
-        Some(model) if checks.iter().all(|c| c.status != Status::Fail) => {
-            format!("\nnext: tierkeep plan {} --ram SIZE -o plan.toml\n", model.display())
+        let statuses = [Status::Ok, Status::Warn, Status::Fail, Status::Skip].map(counted);
+        let mut text = format!("{}\n", statuses.join(", "));
+        match self.model {
+            None => text.push_str("next: tierkeep doctor MODEL\n"),
+            Some(model) if self.count(Status::Fail) == 0 => {
+                text.push_str(&format!("next: tierkeep plan {}\n", model.display()));
+            }
+            Some(_) => {}
         }
-        Some(_) => String::new(),
-        None => "\nnext: tierkeep doctor MODEL\n".to_owned(),
-    };
-    format!("\n{}{next}", table::text(&rows))
+        text
+    }
+}
+
+/// The word for a status, and its tone.
+fn status_word(status: Status) -> (&'static str, Tone) {
+    match status {
+        Status::Ok => ("ok", Tone::Ok),
+        Status::Warn => ("warn", Tone::Warn),
+        Status::Fail => ("FAIL", Tone::Fail),
+        Status::Skip => ("skip", Tone::Plain),
+    }
+}
+
+/// One check: status, id and finding, and under the finding its details and its remedy.
+fn check_text(check: &Check, style: Style) -> String {
+    let (word, tone) = status_word(check.status);
+    let label = format!("  {word:<STATUS_WIDTH$}  {:<ID_WIDTH$}  ", check.id);
+    let indent = " ".repeat(label.chars().count());
+    // The label is measured without colour, so that is put on afterwards: its word comes first.
+    let mut text =
+        style.paragraph(&label, &check.finding).replacen(word, &style.paint(tone, word), 1);
+    for detail in check.details.iter().take(DETAILS_SHOWN) {
+        text.push_str(&style.paragraph(&format!("{indent}- "), detail));
+    }
+    if let Some(more) = check.details.len().checked_sub(DETAILS_SHOWN).filter(|more| *more > 0) {
+        let line = format!("and {more} more, which --json lists");
+        text.push_str(&style.paragraph(&format!("{indent}- "), &line));
+    }
+    if !check.remedy.is_empty() {
+        text.push_str(&style.paragraph(&format!("{indent}-> "), &check.remedy));
+    }
+    text
 }

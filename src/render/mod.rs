@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod download;
 mod explanation;
+mod facts;
 mod inspection;
 mod ledger;
 mod plan;
@@ -34,7 +35,7 @@ pub(crate) use bar::Bar;
 pub(crate) use compared::{differences, staleness};
 pub(crate) use conversion::conversion;
 pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_run};
-pub(crate) use doctor::{checks, facts};
+pub(crate) use doctor::DoctorReport;
 pub(crate) use download::{
     date, download, download_json, download_size, download_time, with_download,
 };

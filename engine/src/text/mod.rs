@@ -4,6 +4,7 @@
 //! no special tokens of its own: a BOS is there only if the chat template or the text says so.
 //! Stop tokens are the catalogue's.
 
+pub mod check;
 mod stream;
 mod template;
 
@@ -134,6 +135,18 @@ impl Text {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
+    }
+
+    /// The highest id that the tokenizer makes; `None` where it makes none.
+    #[must_use]
+    pub fn highest_token(&self) -> Option<u32> {
+        self.tokenizer.get_vocab(true).into_values().max()
+    }
+
+    /// How the tokenizer spells a token.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
     }
 
     /// The text that the model is given for a conversation whose next turn is the model's.

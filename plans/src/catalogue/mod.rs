@@ -15,6 +15,7 @@ mod shards;
 pub mod sidecar;
 pub mod source;
 mod stored;
+mod survey;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,12 +24,15 @@ pub use self::class::{ClassBytes, RoleClass};
 pub use self::config::ConfigError;
 pub use self::header::HeaderError;
 pub use self::layout::{ExpertBiases, ExpertForm, ExpertLayout, Extent, PlacedMatrix};
-pub use self::outline::Outline;
+pub use self::outline::{Outline, OutlineLine};
 pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
 use self::sidecar::Sidecar;
 pub use self::source::{Entry, Folder, Source};
 pub use self::stored::{Scales, StoredType};
+pub use self::survey::{
+    Missing, ShardState, StopTokens, Survey, SurveyedShard, stop_tokens, survey,
+};
 use crate::spec::ArchSpec;
 use crate::units::{Bytes, round_up};
 
@@ -90,6 +94,8 @@ pub struct Shard {
 /// Something about the model that a user should know and that does not stop it from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
+    /// Id of the check that it belongs to, one of [`crate::checks::IDS`].
+    pub check: &'static str,
     /// What was found.
     pub finding: String,
     /// What to do about it.

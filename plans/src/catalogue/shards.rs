@@ -17,7 +17,7 @@ use super::{CatalogueError, Warning, config};
 use crate::spec::ArchSpec;
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
-const SHARD_SUFFIX: &str = ".safetensors";
+pub(super) const SHARD_SUFFIX: &str = ".safetensors";
 /// What a model of one file is called.
 const ONLY_SHARD: &str = "model.safetensors";
 /// Most shards that the numbering of file names is believed to promise, all together.
@@ -131,6 +131,12 @@ impl<'s> Files<'s> {
 
     pub(super) fn source(&self) -> &'s dyn Source {
         self.source
+    }
+
+    /// Files that belong to the model by their names alone, links that lead nowhere included.
+    pub(super) fn shard_names(&self) -> BTreeSet<String> {
+        let listed = self.entries.iter().flat_map(BTreeMap::keys);
+        listed.filter(|name| is_shard_name(name)).cloned().collect()
     }
 
     /// Size of tokenizer.json, 0 where there is none.
@@ -333,6 +339,7 @@ impl<'a> ReadShards<'a> {
     pub(super) fn into_warnings(mut self) -> Vec<Warning> {
         if let Some((name, named_by)) = self.absent.first_key_value() {
             self.warnings.push(Warning {
+                check: "model.shards",
                 finding: format!(
                     "{} files are absent, such as {name} ({named_by})",
                     self.absent.len()
@@ -368,6 +375,7 @@ impl<'a> ReadShards<'a> {
             index.iter().filter(|(name, file)| !is_padding(&name.0) && is_present(&file.0)).count();
         let n_beyond = n_named.saturating_sub(n_listed);
         (n_lacking + n_beyond > 0).then(|| Warning {
+            check: "model.index",
             finding: format!(
                 "{INDEX_FILE} lacks {n_lacking} tensors of the shards and names {n_beyond} that they do not hold"
             ),
@@ -378,7 +386,7 @@ impl<'a> ReadShards<'a> {
 
 /// The first metadata entry of our own containers that this build does not know how to read: another
 /// format, scales of another grouping or of another type. Other keys may be ignored.
-fn unknown_container(header: &ShardHeader) -> Option<String> {
+pub(super) fn unknown_container(header: &ShardHeader) -> Option<String> {
     let known = |key: &str| match key.rsplit('.').next() {
         Some("format") => Some("1"),
         Some("group") => Some("row"),
@@ -415,20 +423,24 @@ fn parse_index<'a>(
         IndexBytes::Absent => format!("{INDEX_FILE} is absent"),
         IndexBytes::NotRead => return None,
     };
-    warnings.push(Warning { finding, remedy: "nothing: the shard headers are used".to_owned() });
+    let remedy = "nothing: the shard headers are used".to_owned();
+    warnings.push(Warning { check: "model.index", finding, remedy });
     None
+}
+
+fn promised_files(present: &BTreeSet<String>, index: Option<&Index<'_>>) -> Vec<(String, String)> {
+    let named = index.iter().flat_map(|index| index.weight_map.values());
+    promised(present, named.map(|file| file.0.as_ref()))
 }
 
 /// Files that the index or the numbering of the present files says must exist, with who says so. A
 /// name in the index that leaves the folder is ignored.
-fn promised_files(present: &BTreeSet<String>, index: Option<&Index<'_>>) -> Vec<(String, String)> {
+pub(super) fn promised<'n>(
+    present: &BTreeSet<String>,
+    named_by_index: impl Iterator<Item = &'n str>,
+) -> Vec<(String, String)> {
     let inside = |name: &&str| !name.contains(['/', '\\']) && *name != ".." && !name.is_empty();
-    let files: HashSet<&str> = index
-        .iter()
-        .flat_map(|index| index.weight_map.values())
-        .map(|file| file.0.as_ref())
-        .filter(inside)
-        .collect();
+    let files: HashSet<&str> = named_by_index.filter(inside).collect();
     let mut promised: Vec<(String, String)> =
         files.into_iter().map(|f| (f.to_owned(), format!("named by {INDEX_FILE}"))).collect();
     // Two downloads in one folder may number differently; each is held to its own total.

@@ -382,6 +382,7 @@ impl Left {
     pub(super) fn warning(&self, spec: &ArchSpec) -> Option<Warning> {
         let first = self.first.as_ref()?;
         Some(Warning {
+            check: "model.tensors",
             finding: format!(
                 "{} tensors have no role in a {} of this config, such as {first}",
                 self.n_tensors,

@@ -6,7 +6,8 @@ mod required;
 mod stored;
 
 use self::found::Found;
-use self::required::{expected_shape, layer_roles, optional_roles, required_roles};
+pub(super) use self::required::required_roles;
+use self::required::{expected_shape, layer_roles, optional_roles};
 use super::roles::{self, Role};
 use super::shards::ReadShards;
 use super::source::Source;
@@ -154,6 +155,7 @@ pub(super) fn expert_base(spec: &ArchSpec, n_mtp_present: usize) -> (Vec<Option<
 fn mtp_warning(spec: &ArchSpec, n_mtp_present: usize) -> Option<Warning> {
     let declared = spec.n_mtp_layers.filter(|declared| *declared != n_mtp_present);
     declared.map(|declared| Warning {
+        check: "model.mtp",
         finding: format!(
             "config.json declares {declared} multi-token-prediction layers, the shards hold {n_mtp_present}"
         ),

@@ -9,7 +9,7 @@ use crate::spec::{
 const SWIGLU: [Projection; 3] = [Projection::Gate, Projection::Up, Projection::Down];
 
 /// Every weight but the experts' that a model of this architecture must have, in layer order.
-pub(super) fn required_roles(spec: &ArchSpec, n_layers_present: usize) -> Vec<Role> {
+pub(in crate::catalogue) fn required_roles(spec: &ArchSpec, n_layers_present: usize) -> Vec<Role> {
     let mut roles = vec![Role::Embedding];
     for layer in 0..n_layers_present {
         roles.extend(layer_roles(spec, layer));

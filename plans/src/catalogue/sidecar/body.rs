@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::super::assemble;
 use super::super::{Catalogue, ExpertLayout, Shard, Span, StoredType, Tensor, Warning};
 use super::experts::{self, Placed};
+use crate::checks;
 use crate::spec::ArchSpec;
 use crate::units::Bytes;
 
@@ -19,7 +20,8 @@ struct Body {
     unrecognised_bytes: u64,
     ignored_bytes: u64,
     n_tensors: u32,
-    warnings: Vec<(String, String)>,
+    /// Id of the check, finding, remedy.
+    warnings: Vec<(String, String, String)>,
     /// File name and size.
     shards: Vec<(String, u64)>,
     /// In the order in which the architecture names them; `None` for one that may be absent and is.
@@ -62,7 +64,7 @@ pub fn encode(catalogue: &Catalogue) -> Option<Vec<u8>> {
         warnings: catalogue
             .warnings
             .iter()
-            .map(|w| (w.finding.clone(), w.remedy.clone()))
+            .map(|w| (w.check.to_owned(), w.finding.clone(), w.remedy.clone()))
             .collect(),
         shards: catalogue.shards.iter().map(name).collect::<Option<_>>()?,
         tensors,
@@ -106,7 +108,10 @@ pub fn decode(body: &[u8], spec: &ArchSpec, directory: &Path) -> Option<Catalogu
             experts::put_together(&body.patterns, &Placed { pattern, shard, offset }, &shards)
         })
         .collect::<Option<_>>()?;
-    let warning = |(finding, remedy)| Warning { finding, remedy };
+    let warning = |(check, finding, remedy): (String, String, String)| {
+        let check = checks::IDS.iter().copied().find(|id| *id == check)?;
+        Some(Warning { check, finding, remedy })
+    };
     Some(Catalogue {
         directory: directory.to_owned(),
         spec: spec.clone(),
@@ -119,7 +124,7 @@ pub fn decode(body: &[u8], spec: &ArchSpec, directory: &Path) -> Option<Catalogu
         ignored_bytes: Bytes(body.ignored_bytes),
         n_tensors: body.n_tensors as usize,
         tokenizer_bytes: Bytes(0),
-        warnings: body.warnings.into_iter().map(warning).collect(),
+        warnings: body.warnings.into_iter().map(warning).collect::<Option<_>>()?,
         expert_base,
     })
 }
