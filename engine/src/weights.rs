@@ -216,9 +216,7 @@ fn embedding_rows(
     let table = **by_role
         .get(&Role::Embedding)
         .ok_or_else(|| EngineError::Unbound { tensor: model.name_of(Role::Embedding) })?;
-    let weights = round_up(table.stored.row_bytes(table.cols), TENSOR_ALIGN);
-    let scales = if table.scales.is_some() { TENSOR_ALIGN } else { 0 };
-    let row = account.buffer(Line::IoBuffers, weights + scales)?;
+    let row = account.buffer(Line::IoBuffers, table.row_buffer_bytes())?;
     Ok(Embedding::Rows { table, row })
 }
 

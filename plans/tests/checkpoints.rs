@@ -284,13 +284,14 @@ fn packed_tensors_without_usable_scales_are_named() {
 
 #[test]
 fn a_type_that_is_not_read_is_named_with_those_that_are() {
-    for dtype in ["F64", "I32", "F8_E4M3", "BOOL"] {
+    let types = ["F64", "I32", "BOOL", "F4", "C64"].map(|dtype| (dtype, dtype));
+    let others = [("F8_E4M3", "e4m3 without"), ("F99", "F99, an unknown type")];
+    for (dtype, found) in types.into_iter().chain(others) {
         let mut checkpoint = Checkpoint::olmoe(Form::Bf16);
-        checkpoint.replace("model.layers.0.self_attn.q_proj.weight", dtype, &[16, 16]);
-        let error = refused(
-            written(&checkpoint).path(),
-            &["model.layers.0.self_attn.q_proj.weight", "reads bf16, f16, f32, e4m3 with scales"],
-        );
+        let name = "model.layers.0.self_attn.q_proj.weight";
+        checkpoint.replace(name, dtype, &[16, 16]);
+        let reads = "reads bf16, f16, f32, e4m3 with scales";
+        let error = refused(written(&checkpoint).path(), &[name, found, reads]);
         assert!(matches!(error, CatalogueError::UnsupportedType { .. }));
     }
 }

@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use support::geometry::{Entry, Geometry, Storage};
 use support::uint;
-use tierkeep_plans::budget::{self, KvElement};
+use tierkeep_plans::budget::{self, KvElement, ModelBytes};
 use tierkeep_plans::catalogue::{
-    Catalogue, CatalogueError, ClassBytes, ExpertForm, LayerTensor, Outline, Role, RoleClass,
+    Catalogue, CatalogueError, ClassBytes, ExpertForm, LayerTensor, Outline, Role, RoleClass, Span,
     StoredType, config,
 };
 use tierkeep_plans::spec::{ArchSpec, Family};
@@ -254,12 +254,60 @@ fn weights_of_experts_that_return_their_input_are_ignored() {
 
 #[test]
 fn types_that_nobody_reads_are_no_matter_where_nothing_needs_them() {
-    for dtype in ["F64", "I64", "BOOL", "F8_E5M2", "F8_E8M0", "I16"] {
+    let known = ["F64", "I64", "BOOL", "F8_E5M2", "F8_E8M0", "I16", "F4", "F6_E2M3", "C64"];
+    for dtype in known {
         let mut geometry = Geometry::new(small(Family::Qwen3Moe), Storage::Bf16, 0);
         let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
         geometry.entries.push(Entry::new(name, dtype, &[8]));
         let model = geometry.open().unwrap();
         assert!(warnings(&model).contains(name), "{dtype}");
+    }
+}
+
+/// A header of tomorrow has types that this build has never heard of.
+#[test]
+fn types_that_nobody_knows_are_named_where_nothing_needs_them() {
+    let mut geometry = Geometry::new(small(Family::Qwen3Moe), Storage::Bf16, 0);
+    geometry.entries.push(Entry::new("vision.tower.b", "F2_E1M0", &[8]));
+    geometry.entries.push(Entry::new("vision.tower.a", "F2_E1M0", &[3, 3]));
+    geometry.entries.push(Entry::new("vision.tower.c", "F128", &[2]));
+    let model = geometry.open().unwrap();
+    let warnings = warnings(&model);
+    for expected in [
+        "2 tensors are of the unknown type F2_E1M0, such as vision.tower.a",
+        "tensor vision.tower.c is of the unknown type F128",
+        "3 tensors have no role",
+    ] {
+        assert!(warnings.contains(expected), "{expected:?} is not in {warnings:?}");
+    }
+}
+
+/// Multi-token prediction is not run: what of it cannot be read does not stop the model.
+#[test]
+fn a_prediction_layer_of_an_unknown_type_is_as_good_as_absent() {
+    let mut geometry = Geometry::new(small(Family::GlmMoeDsa), Storage::Bf16, 1);
+    assert_eq!(geometry.open().unwrap().n_mtp_layers_present, 1);
+    let entry = geometry.entries.iter_mut().find(|e| e.name.ends_with("eh_proj.weight")).unwrap();
+    entry.dtype = "F99";
+    let model = geometry.open().unwrap();
+    assert_eq!(model.n_mtp_layers_present, 0);
+    assert!(warnings(&model).contains("unknown type F99"));
+}
+
+/// A row of an embedding in blocks has a scale for every 128 columns.
+#[test]
+fn a_row_buffer_has_room_for_the_scales_of_every_block() {
+    let mut model = Geometry::new(small(Family::Qwen3Moe), Storage::Bf16, 0).open().unwrap();
+    let table = model.tensors.iter_mut().find(|t| t.role == Role::Embedding).unwrap();
+    (table.stored, table.rows, table.cols) = (StoredType::Fp8, 4096, 6144);
+    let (block_rows, scales_of_a_row) = (4096 / 128, 6144 / 128);
+    for (scale_bytes, expected) in [(4, 192), (2, 128)] {
+        let bytes = block_rows * scales_of_a_row * scale_bytes;
+        let table = model.tensors.iter_mut().find(|t| t.role == Role::Embedding).unwrap();
+        table.scales = Some(Span { shard: 0, offset: 0, bytes });
+        assert_eq!(table.row_scale_bytes(), scales_of_a_row * scale_bytes);
+        // 96 bytes of 16-bit scales are padded to 128.
+        assert_eq!(ModelBytes::of(&model).embedding_row, 6144 + expected);
     }
 }
 

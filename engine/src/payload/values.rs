@@ -91,7 +91,8 @@ impl Looked {
         }
         // An element that two blocks share is left out of counts; only headers that place elements at
         // odd offsets have any.
-        let width = self.dtype.bytes();
+        // Of elements narrower than a byte, and of unknown ones, nothing is counted.
+        let width = self.dtype.bits().map_or(1, |bits| bits.div_ceil(8));
         let skip = ((width - (from - self.start) % width) % width) as usize;
         let whole = part.get(skip..).unwrap_or_default();
         self.seen.not_finite.fetch_add(not_finite(self.dtype, whole), Relaxed);
@@ -196,7 +197,13 @@ fn not_finite(dtype: DType, bytes: &[u8]) -> u64 {
         | DType::I32
         | DType::U32
         | DType::I64
-        | DType::U64 => 0,
+        | DType::U64
+        // No container of these is read.
+        | DType::F4
+        | DType::F6E2M3
+        | DType::F6E3M2
+        | DType::C64
+        | DType::Unknown(_) => 0,
     };
     count as u64
 }
@@ -225,7 +232,12 @@ fn zeros(dtype: DType, bytes: &[u8]) -> u64 {
         | DType::U32
         | DType::F64
         | DType::I64
-        | DType::U64 => 0,
+        | DType::U64
+        | DType::F4
+        | DType::F6E2M3
+        | DType::F6E3M2
+        | DType::C64
+        | DType::Unknown(_) => 0,
     };
     count as u64
 }

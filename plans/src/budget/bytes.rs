@@ -2,8 +2,7 @@
 //! and a model has tens of thousands of experts.
 
 use super::EmbeddingResidency;
-use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
-use crate::units::round_up;
+use crate::catalogue::{Catalogue, Role, Tensor};
 
 /// Weights that are held or streamed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +55,7 @@ pub struct ModelBytes<'a> {
     pub layers: Vec<LayerBytes>,
     /// The embedding.
     pub embedding: PartBytes,
-    /// One row of it, and its scale, in a buffer.
+    /// One row of it, and its scales, in a buffer.
     pub embedding_row: u64,
     /// The head where it has weights of its own, else nothing: the embedding is the head then.
     pub own_head: PartBytes,
@@ -111,9 +110,7 @@ impl<'a> ModelBytes<'a> {
         match tensor.role {
             Role::Embedding => {
                 self.embedding.add(tensor);
-                let scales = if tensor.scales.is_some() { TENSOR_ALIGN } else { 0 };
-                let row = round_up(tensor.stored.row_bytes(tensor.cols), TENSOR_ALIGN);
-                self.embedding_row = row.saturating_add(scales);
+                self.embedding_row = tensor.row_buffer_bytes();
             }
             Role::Head => self.own_head.add(tensor),
             Role::FinalNorm => self.final_norm.add(tensor),

@@ -80,6 +80,22 @@ impl Tensor {
         let aligned = |span: Span| round_up(span.bytes, TENSOR_ALIGN);
         Bytes(aligned(self.weight) + self.scales.map_or(0, aligned))
     }
+
+    /// Bytes of the scales that one row needs: all of its blocks', where a scale is for a block. Their
+    /// element type is the file's own, 32 bits or 16, so that it follows from their bytes.
+    #[must_use]
+    pub fn row_scale_bytes(&self) -> u64 {
+        let rows_of_scales = self.stored.scales().shape(self.rows, self.cols).map_or(0, |s| s.0);
+        let bytes = self.scales.map_or(0, |span| span.bytes);
+        bytes.checked_div(rows_of_scales).unwrap_or(0)
+    }
+
+    /// Bytes of a buffer that holds one row and its scales, each aligned to [`TENSOR_ALIGN`].
+    #[must_use]
+    pub fn row_buffer_bytes(&self) -> u64 {
+        let weights = round_up(self.stored.row_bytes(self.cols), TENSOR_ALIGN);
+        weights.saturating_add(round_up(self.row_scale_bytes(), TENSOR_ALIGN))
+    }
 }
 
 /// One file of the checkpoint.

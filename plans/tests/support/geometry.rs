@@ -29,13 +29,15 @@ impl Entry {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        let width = match self.dtype {
-            "F64" | "I64" => 8,
-            "F32" | "I32" => 4,
-            "BF16" | "F16" | "I16" => 2,
-            _ => 1,
+        let bits = match self.dtype {
+            "F64" | "I64" | "C64" => 64,
+            "F32" | "I32" => 32,
+            "BF16" | "F16" | "I16" => 16,
+            "F6_E2M3" | "F6_E3M2" => 6,
+            "F4" => 4,
+            _ => 8,
         };
-        self.shape.iter().product::<u64>() * width
+        self.shape.iter().product::<u64>() * bits / 8
     }
 }
 

@@ -33,13 +33,14 @@ pub(crate) struct TestTensor {
 impl TestTensor {
     /// A tensor whose bytes follow from its name, so that no two are the same.
     pub(crate) fn new(name: &str, dtype: &'static str, shape: &[u64]) -> Self {
-        let width = match dtype {
-            "F64" | "I64" => 8,
-            "F32" | "I32" => 4,
-            "BF16" | "F16" => 2,
-            _ => 1,
+        let bits = match dtype {
+            "F64" | "I64" | "C64" => 64,
+            "F32" | "I32" => 32,
+            "BF16" | "F16" => 16,
+            "F4" => 4,
+            _ => 8,
         };
-        let n_bytes = shape.iter().product::<u64>() * width;
+        let n_bytes = shape.iter().product::<u64>() * bits / 8;
         let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });

@@ -5,6 +5,8 @@ mod found;
 mod required;
 mod stored;
 
+use std::collections::BTreeMap;
+
 use self::found::Found;
 pub(super) use self::required::required_roles;
 use self::required::{expected_shape, layer_roles, optional_roles};
@@ -41,12 +43,16 @@ pub(super) fn assemble(
         }
     }
     for role in optional_roles(&spec, n_layers_present) {
-        tensors.extend(found.take(&spec, role)?);
+        // What cannot be read is left: nothing needs it.
+        if found.is_whole(role) {
+            tensors.extend(found.take(&spec, role)?);
+        }
     }
     let (experts, expert_base) = take_experts(&mut found, &spec, n_layers_present)?;
     let left = found.leave(&spec);
-    let warnings =
-        mtp_warning(&spec, n_mtp_present).into_iter().chain(left.warning(&spec)).collect();
+    let mut warnings = unknown_types(read);
+    warnings.extend(mtp_warning(&spec, n_mtp_present));
+    warnings.extend(left.warning(&spec));
     Ok(Catalogue {
         directory: source.label().to_owned(),
         n_mtp_layers_present: n_mtp_present,
@@ -62,6 +68,27 @@ pub(super) fn assemble(
         warnings,
         expert_base,
     })
+}
+
+/// Types that this build does not know, of tensors that turned out not to be needed.
+fn unknown_types(read: &ReadShards<'_>) -> Vec<Warning> {
+    let mut types: BTreeMap<String, (usize, &str)> = BTreeMap::new();
+    for tensor in read.headers.iter().flat_map(|header| header.tensors()) {
+        if !tensor.dtype.is_known() {
+            let (n, first) = types.entry(tensor.dtype.to_string()).or_insert((0, tensor.name));
+            *n += 1;
+            *first = tensor.name.min(first);
+        }
+    }
+    let warning = |(name, (n, first)): (String, (usize, &str))| Warning {
+        check: "model.types",
+        finding: match n {
+            1 => format!("tensor {first} is of the unknown type {name}"),
+            n => format!("{n} tensors are of the unknown type {name}, such as {first}"),
+        },
+        remedy: "nothing: no part of the model needs them".to_owned(),
+    };
+    types.into_iter().map(warning).collect()
 }
 
 fn missing(spec: &ArchSpec, role: Role, n_shards: usize) -> CatalogueError {

@@ -21,6 +21,11 @@ fn unsupported(tensor: FoundTensor<'_>, found: String) -> CatalogueError {
     CatalogueError::UnsupportedType { tensor: tensor.raw.name.to_owned(), found }
 }
 
+/// A type that is not read, by its name.
+fn of_type(dtype: DType) -> String {
+    if dtype.is_known() { dtype.to_string() } else { format!("{dtype}, an unknown type") }
+}
+
 /// What a header's type may be.
 enum Kind {
     /// Floats of this type.
@@ -41,22 +46,28 @@ fn kind(dtype: DType) -> Kind {
         DType::U8 | DType::I8 => Kind::Packed,
         DType::F8E4M3 => Kind::Fp8,
         DType::Bool
+        | DType::F4
+        | DType::F6E2M3
+        | DType::F6E3M2
         | DType::F8E5M2
         | DType::F8E8M0
         | DType::I16
         | DType::U16
         | DType::I32
         | DType::U32
+        | DType::C64
         | DType::F64
         | DType::I64
-        | DType::U64 => Kind::Unread,
+        | DType::U64
+        | DType::Unknown(_) => Kind::Unread,
     }
 }
 
-/// Whether a weight is there, with the scales that its type needs.
+/// Whether a weight is there, in a type that is read, with the scales that this type needs.
 pub(super) fn is_whole(parts: &Parts<'_>) -> bool {
     parts.weight.is_some_and(|weight| match kind(weight.raw.dtype) {
-        Kind::Float(_) | Kind::Unread => true,
+        Kind::Float(_) => true,
+        Kind::Unread => false,
         Kind::Packed => parts.row_scales.is_some() || parts.block_scales.is_some(),
         Kind::Fp8 => parts.block_scales.is_some(),
     })
@@ -87,7 +98,7 @@ pub(super) fn stored(
             };
             block_scales(weight, scales, StoredType::Fp8, (rows, cols))
         }
-        Kind::Unread => Err(unsupported(weight, format!("{:?}", weight.raw.dtype))),
+        Kind::Unread => Err(unsupported(weight, of_type(weight.raw.dtype))),
     }
 }
 
@@ -102,7 +113,7 @@ fn packed(
         return Err(unsupported(weight, format!("U8 without its {}.qs scales", weight.raw.name)));
     };
     if scales.raw.dtype != DType::F32 {
-        let found = format!("U8 with {:?} scales, which are to be F32", scales.raw.dtype);
+        let found = format!("U8 with {} scales, which are to be F32", scales.raw.dtype);
         return Err(unsupported(weight, found));
     }
     if scales.raw.shape.iter().product::<u64>() != rows {
@@ -127,7 +138,7 @@ fn block_scales(
     (rows, cols): (u64, u64),
 ) -> Result<Stored, CatalogueError> {
     let Kind::Float(_) = kind(scales.raw.dtype) else {
-        let found = format!("{} with {:?} scales", stored.name(), scales.raw.dtype);
+        let found = format!("{} with {} scales", stored.name(), scales.raw.dtype);
         return Err(unsupported(weight, found));
     };
     let (scale_rows, scale_cols) = stored.scales().shape(rows, cols).unwrap_or((0, 0));
@@ -176,7 +187,7 @@ pub(super) fn fused(
                 return Err(unsupported(weight, format!("blocks without {base}_scales")));
             };
             if !matches!(scales.raw.dtype, DType::U8 | DType::F8E8M0) {
-                let found = format!("blocks with {:?} scales", scales.raw.dtype);
+                let found = format!("blocks with {} scales", scales.raw.dtype);
                 return Err(unsupported(weight, found));
             }
             let expected = vec![n_experts, outputs, runs];
@@ -185,7 +196,7 @@ pub(super) fn fused(
             }
             Ok(FusedForm::Blocks)
         }
-        Kind::Fp8 | Kind::Unread => Err(unsupported(weight, format!("{:?}", weight.raw.dtype))),
+        Kind::Fp8 | Kind::Unread => Err(unsupported(weight, of_type(weight.raw.dtype))),
     }
 }
 
@@ -196,7 +207,7 @@ pub(super) fn fused_bias(
     width: u64,
 ) -> Result<StoredType, CatalogueError> {
     let Kind::Float(stored) = kind(bias.raw.dtype) else {
-        return Err(unsupported(bias, format!("{:?}", bias.raw.dtype)));
+        return Err(unsupported(bias, of_type(bias.raw.dtype)));
     };
     let expected = vec![spec.router.n_experts as u64, width];
     if bias.raw.shape != expected {
@@ -208,5 +219,5 @@ pub(super) fn fused_bias(
 /// A fused tensor in a form that does not go with that of its layer's others.
 pub(super) fn mixed(tensor: FoundTensor<'_>) -> CatalogueError {
     let dtype = tensor.raw.dtype;
-    unsupported(tensor, format!("{dtype:?} beside expert tensors of its layer in another form"))
+    unsupported(tensor, format!("{dtype} beside expert tensors of its layer in another form"))
 }

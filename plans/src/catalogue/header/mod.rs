@@ -3,6 +3,7 @@
 //! Format: 8 bytes little-endian header length, that many bytes of JSON, then the data, which the
 //! header must account for exactly: no gaps, no overlaps, nothing past the end.
 
+mod dtype;
 mod table;
 
 use std::collections::{BTreeMap, HashSet};
@@ -10,52 +11,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde::Deserialize;
-
+pub use self::dtype::{DType, TypeName};
 use self::table::TensorTable;
 
 /// Longest header that is read, bytes: the cap of the safetensors library.
 pub const HEADER_CAP_BYTES: u64 = 100_000_000;
-
-/// Element types of the safetensors format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[allow(missing_docs, reason = "the names are the format's own")]
-pub enum DType {
-    #[serde(rename = "BOOL")]
-    Bool,
-    U8,
-    I8,
-    #[serde(rename = "F8_E5M2")]
-    F8E5M2,
-    #[serde(rename = "F8_E4M3")]
-    F8E4M3,
-    #[serde(rename = "F8_E8M0")]
-    F8E8M0,
-    I16,
-    U16,
-    F16,
-    #[serde(rename = "BF16")]
-    Bf16,
-    I32,
-    U32,
-    F32,
-    F64,
-    I64,
-    U64,
-}
-
-impl DType {
-    /// Bytes of one element.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Bool | Self::U8 | Self::I8 | Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 => 1,
-            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
-        }
-    }
-}
 
 /// One tensor as the header describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,9 +105,9 @@ pub enum HeaderError {
         /// Its declared shape.
         shape: Vec<u64>,
     },
-    /// Shape times element size overflows or is not the byte range.
+    /// Shape times element size overflows or is not the byte range; of a known type alone.
     #[error(
-        "tensor {tensor} of shape {shape:?} and type {dtype:?} does not fill its {range_bytes} bytes"
+        "tensor {tensor} of shape {shape:?} and type {dtype} does not fill its {range_bytes} bytes"
     )]
     ShapeMismatch {
         /// The name.
@@ -262,8 +222,11 @@ fn check_tensor(tensor: RawTensor<'_>) -> Result<(), HeaderError> {
     let Some(range_bytes) = end.checked_sub(start) else {
         return Err(HeaderError::Reversed { tensor: tensor(), start, end });
     };
-    let want = shape.iter().try_fold(dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim));
-    if want != Some(range_bytes) {
+    // Of a type that nobody knows the byte range is believed: it is checked against its neighbours.
+    let Some(element_bits) = dtype.bits() else { return Ok(()) };
+    let want = shape.iter().try_fold(element_bits, |bits, &dim| bits.checked_mul(dim));
+    // Counted in bits, for elements of 4 and 6 fill whole bytes only together.
+    if want != range_bytes.checked_mul(8) || want.is_none() {
         return Err(HeaderError::ShapeMismatch {
             tensor: tensor(),
             shape: of_shape(),
@@ -360,7 +323,14 @@ mod tests {
     fn every_lie_has_its_own_error() {
         let cases: &[(&str, u64, &str)] = &[
             ("[]", 0, "not valid"),
-            (r#"{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}"#, 4, "tensor a"),
+            (r#"{"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}}"#, 4, "tensor a"),
+            (r#"{"a":{"dtype":"F99","shape":[0],"data_offsets":[0,0]}}"#, 0, "no elements"),
+            (r#"{"a":{"dtype":"F99","shape":[1],"data_offsets":[4,0]}}"#, 4, "before its start"),
+            (
+                r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}"#,
+                2,
+                "type F4 does not fill",
+            ),
             (
                 r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#,
                 8,
@@ -414,6 +384,26 @@ mod tests {
         assert!(error.contains("tensor a: a field is listed twice"), "{error}");
         let error = parse(r#"{"__metadata__":{},"__metadata__":{}}"#, 0).unwrap_err().to_string();
         assert!(error.contains("__metadata__ twice"), "{error}");
+    }
+
+    #[test]
+    fn narrow_types_are_counted_in_bits_and_unknown_ones_by_their_range() {
+        for (dtype, shape, bytes) in
+            [("F4", "4,8", 16), ("F6_E2M3", "4", 3), ("F6_E3M2", "8", 6), ("C64", "2", 16)]
+        {
+            let entry = |bytes: u64| {
+                format!(
+                    r#"{{"a":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[0,{bytes}]}}}}"#
+                )
+            };
+            let header = parse(&entry(bytes), bytes).unwrap();
+            assert_eq!(header.tensors().next().unwrap().dtype.to_string(), dtype);
+            assert!(parse(&entry(bytes + 1), bytes + 1).is_err(), "{dtype}");
+        }
+        let json = r#"{"a":{"dtype":"F99","shape":[7],"data_offsets":[0,5]}}"#;
+        let header = parse(json, 5).unwrap();
+        let tensor = header.tensors().next().unwrap();
+        assert_eq!((tensor.dtype.bits(), tensor.dtype.to_string().as_str()), (None, "F99"));
     }
 
     #[test]
