@@ -32,9 +32,11 @@ pub(crate) fn probe(
         Err(reason) => Fact::unknown(reason.clone()),
     };
     let quota = cgroup::cpu_quota(tree);
+    let sets = instructions::probe(tree, &info, trial);
     let facts = CpuFacts {
         model_name,
-        instruction_sets: instructions::probe(tree, &info, trial),
+        instruction_sets: sets.usable,
+        failed_sets: sets.failed,
         quota_cores: quota_cores(&quota),
         numa_nodes: topology::numa_nodes(tree),
         ..CpuFacts::default()

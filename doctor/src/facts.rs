@@ -82,6 +82,19 @@ pub struct CpuFacts {
     /// Instruction sets that matter here, by Rust's names (`avx2`, `avx512vnni`, `dotprod`). The
     /// detail says whether they were tried or are only advertised.
     pub instruction_sets: Fact<Vec<String>>,
+    /// Sets that are advertised but whose instructions failed when they were run; not among
+    /// `instruction_sets`. Unknown where none was run.
+    pub failed_sets: Fact<Vec<FailedSet>>,
+}
+
+/// An instruction set that is advertised and does not work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedSet {
+    /// Its name, as Rust has it.
+    pub name: String,
+    /// What became of its trial, such as `ends a process with signal 4 (illegal instruction)`.
+    pub how: String,
 }
 
 /// A part of memory that is near to some CPUs.

@@ -6,6 +6,7 @@
 //! the flags of `/proc/cpuinfo`.
 
 use crate::fact::Fact;
+use crate::facts::FailedSet;
 use crate::parse::CpuInfo;
 use crate::tree::Tree;
 use crate::trial::{self, TrialCommand, Verdict};
@@ -31,20 +32,32 @@ const INSTRUCTION_SETS: &[(&str, &str)] = &[
     ("i8mm", "i8mm"),
 ];
 
-/// The sets that work, or, without a command to try them with, those that are advertised.
+/// What is known of instruction sets.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct InstructionSets {
+    /// Those that work, or, without a command to try them with, that are advertised.
+    pub(crate) usable: Fact<Vec<String>>,
+    /// Those that are advertised and do not work.
+    pub(crate) failed: Fact<Vec<FailedSet>>,
+}
+
+/// Tries what is advertised, if there is a command for it.
 pub(crate) fn probe(
     tree: &Tree,
     info: &Result<CpuInfo, String>,
     command: Option<&TrialCommand>,
-) -> Fact<Vec<String>> {
+) -> InstructionSets {
     let (advertised, by) = match advertised(tree, info) {
         Ok(found) => found,
-        Err(reason) => return Fact::unknown(reason),
+        Err(reason) => {
+            let failed = Fact::unknown(reason.clone());
+            return InstructionSets { usable: Fact::unknown(reason), failed };
+        }
     };
     match command {
         Some(command) if tree.is_live() => {
             let verdicts = trial::run(command, &advertised);
-            tried(&verdicts, by)
+            InstructionSets { usable: tried(&verdicts, by), failed: failed(&verdicts) }
         }
         Some(_) => {
             as_advertised(&advertised, by, "a recorded tree has no processor to try them on")
@@ -53,9 +66,31 @@ pub(crate) fn probe(
     }
 }
 
-fn as_advertised(sets: &[&'static str], by: &str, why: &str) -> Fact<Vec<String>> {
+fn as_advertised(sets: &[&'static str], by: &str, why: &str) -> InstructionSets {
     let sets = sets.iter().map(|set| (*set).to_owned()).collect();
-    Fact::read(sets, format!("advertised by {by}, {why}"))
+    let usable = Fact::read(sets, format!("advertised by {by}, {why}"));
+    InstructionSets { usable, failed: Fact::unknown(why) }
+}
+
+/// The sets that failed; unknown where none could be tried.
+fn failed(verdicts: &[(&'static str, Verdict)]) -> Fact<Vec<FailedSet>> {
+    let mut sets = Vec::new();
+    let mut is_any_tried = false;
+    for (set, verdict) in verdicts {
+        match verdict {
+            Verdict::Works => is_any_tried = true,
+            Verdict::Fails(how) => {
+                is_any_tried = true;
+                sets.push(FailedSet { name: (*set).to_owned(), how: how.clone() });
+            }
+            Verdict::Untried(_) => {}
+        }
+    }
+    if is_any_tried {
+        Fact::measured(sets, "run in a child process")
+    } else {
+        Fact::unknown("no set could be tried")
+    }
 }
 
 /// What is left of the advertised sets after their trial. A set that could not be tried stays, and is
@@ -171,15 +206,16 @@ mod tests {
 
     #[test]
     fn a_set_that_fails_does_not_count_and_is_named() {
-        let fact = tried(
-            &[
-                ("avx2", Verdict::Works),
-                ("amx-tile", Verdict::Fails("ends a process with signal 4".to_owned())),
-                ("amx-int8", Verdict::Untried("no trial".to_owned())),
-                ("amx-bf16", Verdict::Untried("no trial".to_owned())),
-            ],
-            "CPUID",
-        );
+        let how = "ends a process with signal 4".to_owned();
+        let verdicts = [
+            ("avx2", Verdict::Works),
+            ("amx-tile", Verdict::Fails(how.clone())),
+            ("amx-int8", Verdict::Untried("no trial".to_owned())),
+            ("amx-bf16", Verdict::Untried("no trial".to_owned())),
+        ];
+        let failed = failed(&verdicts);
+        assert_eq!(failed.value().unwrap(), &[FailedSet { name: "amx-tile".to_owned(), how }]);
+        let fact = tried(&verdicts, "CPUID");
         assert_eq!(fact.value().unwrap(), &["avx2", "amx-int8", "amx-bf16"]);
         assert_eq!(fact.source(), Source::Measured);
         let detail = fact.detail();
@@ -191,6 +227,7 @@ mod tests {
     #[test]
     fn without_a_trial_sets_are_advertised() {
         let untried = Verdict::Untried("cannot start it".to_owned());
+        assert!(failed(&[("avx2", untried.clone())]).is_unknown());
         let fact = tried(&[("avx2", untried)], "CPUID");
         assert_eq!(fact.source(), Source::Read);
         assert_eq!(fact.detail(), "advertised by CPUID; avx2 not tried: cannot start it");

@@ -33,10 +33,10 @@ pub use disk::filesystem_kind;
 pub use fact::{Fact, Source};
 pub use facts::{
     Cache, CacheKind, CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, CpuFacts, DiskFacts,
-    DiskReadSpeed, Facts, FilesystemKind, GpuFact, GpuFacts, GpuVendor, HugePagePool, MemoryFacts,
-    NumaNode, PlatformFacts, SCHEMA_VERSION,
+    DiskReadSpeed, Facts, FailedSet, FilesystemKind, GpuFact, GpuFacts, GpuVendor, HugePagePool,
+    MemoryFacts, NumaNode, PlatformFacts, SCHEMA_VERSION,
 };
-pub use probe::Probe;
+pub use probe::{Measuring, Probe};
 pub use saved::{MAX_FILE_BYTES, SavedFactsError};
 
 /// Reason given for what is only looked for on Linux.

@@ -15,6 +15,7 @@ use crate::trial::TrialCommand;
 use crate::{bandwidth, cpu, disk, disk_read, gpu, gpu_sysfs, memory, parse, platform};
 
 const NOT_MEASURED: &str = "not measured (--no-measure)";
+const NOT_ASKED_FOR: &str = "not measured: another figure stands for it";
 
 /// Reads of this size where the caller names none.
 const DEFAULT_READ_BYTES: u64 = 1 << 20;
@@ -28,6 +29,33 @@ const BUFFERS_PART_OF_MEMORY: u64 = 8;
 
 /// A load above this share of the CPUs takes a part of memory's and the disk's speed.
 const BUSY_SHARE: f64 = 0.5;
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measuring {
+    /// Reading of memory.
+    pub memory: bool,
+    /// Reads of the disk.
+    pub disk: bool,
+}
+
+impl Measuring {
+    /// Everything.
+    pub const ALL: Self = Self { memory: true, disk: true };
+    /// Nothing.
+    pub const NONE: Self = Self { memory: false, disk: false };
+
+    /// Why one of the two is not timed.
+    fn why_not(self) -> &'static str {
+        if self == Self::NONE { NOT_MEASURED } else { NOT_ASKED_FOR }
+    }
+}
+
+impl From<bool> for Measuring {
+    fn from(is_measuring: bool) -> Self {
+        if is_measuring { Self::ALL } else { Self::NONE }
+    }
+}
 
 /// Finds out the facts about a machine.
 ///
@@ -44,7 +72,7 @@ pub struct Probe {
     read_bytes: u64,
     queue_depths: Vec<u32>,
     scratch: Option<PathBuf>,
-    is_measuring: bool,
+    measuring: Measuring,
     trial: Option<TrialCommand>,
     nvml_library: Option<PathBuf>,
 }
@@ -66,7 +94,7 @@ impl Probe {
             read_bytes: DEFAULT_READ_BYTES,
             queue_depths: DEFAULT_QUEUE_DEPTHS.to_vec(),
             scratch: None,
-            is_measuring: true,
+            measuring: Measuring::ALL,
             trial: None,
             nvml_library: None,
         }
@@ -125,10 +153,11 @@ impl Probe {
         self
     }
 
-    /// Whether to time memory and disk, which takes three seconds or less; otherwise both are unknown.
+    /// Whether to time memory and disk, or which of them; it takes three seconds or less. What is not
+    /// timed is unknown.
     #[must_use]
-    pub fn measure(mut self, is_measuring: bool) -> Self {
-        self.is_measuring = is_measuring;
+    pub fn measure(mut self, measuring: impl Into<Measuring>) -> Self {
+        self.measuring = measuring.into();
         self
     }
 
@@ -171,23 +200,28 @@ impl Probe {
             nvidia: gpu::probe(&tree, self.nvml_library.as_deref(), host_total_bytes),
             others: gpu_sysfs::probe(&tree),
         };
-        if self.is_measuring {
-            let busy = busy(&tree, cpu.logical_cores.value().copied());
+        // Of before any measurement, which is a load itself.
+        let busy = busy(&tree, cpu.logical_cores.value().copied());
+        if self.measuring.memory {
             progress("measuring memory bandwidth");
             let cache = cpu.caches.value().and_then(|caches| last_level_cache_bytes(caches));
             measure_memory(&tree, cpu.usable_threads.value().copied(), cache, &mut memory);
-            progress("measuring disk reads");
-            let usable_bytes = memory.usable_bytes.value().copied();
-            let reads = self.measure_disk(&tree, usable_bytes, link_bytes_per_s);
             memory.read_bandwidth_bytes_per_s = noted(memory.read_bandwidth_bytes_per_s, &busy);
             memory.read_bandwidth_one_thread_bytes_per_s =
                 noted(memory.read_bandwidth_one_thread_bytes_per_s, &busy);
+        } else {
+            let reason = self.measuring.why_not();
+            memory.read_bandwidth_bytes_per_s = Fact::unknown(reason);
+            memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(reason);
+        }
+        if self.measuring.disk {
+            progress("measuring disk reads");
+            let usable_bytes = memory.usable_bytes.value().copied();
+            let reads = self.measure_disk(&tree, usable_bytes, link_bytes_per_s);
             (disk.read, disk.reads) = (noted(reads.read, &busy), noted(reads.reads, &busy));
         } else {
-            memory.read_bandwidth_bytes_per_s = Fact::unknown(NOT_MEASURED);
-            memory.read_bandwidth_one_thread_bytes_per_s = Fact::unknown(NOT_MEASURED);
-            disk.read = Fact::unknown(NOT_MEASURED);
-            disk.reads = Fact::unknown(NOT_MEASURED);
+            let reason = self.measuring.why_not();
+            (disk.read, disk.reads) = (Fact::unknown(reason), Fact::unknown(reason));
         }
         Facts { schema_version: SCHEMA_VERSION, cpu, memory, disk, gpus, platform }
     }
@@ -211,8 +245,7 @@ impl Probe {
     }
 }
 
-/// What is to be said of measurements on a machine that others keep busy; nothing if it is idle. Of
-/// before the measurement, which is a load itself.
+/// What is to be said of measurements on a machine that others keep busy; nothing if it is idle.
 fn busy(tree: &Tree, cpus: Option<u64>) -> String {
     let load = tree.read("/proc/loadavg").ok().and_then(|text| parse::parse_load(&text));
     match (load, cpus) {

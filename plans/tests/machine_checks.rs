@@ -8,8 +8,8 @@
 )]
 
 use tierkeep_doctor::{
-    CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts, FilesystemKind,
-    GpuFact, GpuVendor, HugePagePool, NumaNode,
+    CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts, FailedSet,
+    FilesystemKind, GpuFact, GpuVendor, HugePagePool, NumaNode,
 };
 use tierkeep_plans::checks::{Check, IDS, Status, machine_checks, worst};
 
@@ -345,4 +345,26 @@ fn impossible_figures_do_no_harm() {
     facts.disk.read = Fact::measured(speed(f64::INFINITY), "");
     facts.gpus.nvidia = read(vec![gpu(u32::MAX, u64::MAX, 0)]);
     assert!(machine_checks(&facts).iter().all(|check| !check.finding.is_empty()));
+}
+
+#[test]
+fn an_instruction_set_that_fails_is_named() {
+    let find = |facts: &Facts| {
+        let checks = machine_checks(facts);
+        checks.into_iter().find(|check| check.id == "machine.instruction_sets").unwrap()
+    };
+    let mut facts = plain();
+    facts.cpu.failed_sets = Fact::measured(Vec::new(), "run in a child process");
+    assert_eq!(find(&facts).status, Status::Ok);
+    let how = "ends a process with signal 4 (illegal instruction)".to_owned();
+    let set = |name: &str| FailedSet { name: name.to_owned(), how: how.clone() };
+    facts.cpu.failed_sets = Fact::measured(vec![set("amx-tile")], "run in a child process");
+    let check = find(&facts);
+    assert_eq!(check.status, Status::Warn);
+    assert_eq!(check.finding, "amx-tile is advertised but fails when run; usable are avx2, f16c");
+    assert_eq!(check.details, [format!("amx-tile {how}")]);
+    facts.cpu.failed_sets = Fact::measured(vec![set("avx2"), set("amx-tile")], "");
+    facts.cpu.instruction_sets = Fact::measured(Vec::new(), "");
+    let finding = "avx2, amx-tile are advertised but fail when run; no other is known to work";
+    assert_eq!(find(&facts).finding, finding);
 }

@@ -133,6 +133,24 @@ fn limits(facts: &Facts) -> Check {
 fn instruction_sets(facts: &Facts) -> Check {
     let id = "machine.instruction_sets";
     let sets = &facts.cpu.instruction_sets;
+    let failed = facts.cpu.failed_sets.value().map(Vec::as_slice).unwrap_or_default();
+    if !failed.is_empty() {
+        let names: Vec<String> = failed.iter().map(|set| set.name.clone()).collect();
+        let usable = match sets.value().map(Vec::as_slice) {
+            None | Some([]) => "no other is known to work".to_owned(),
+            Some(found) => format!("usable are {}", first_few(found, 24)),
+        };
+        let each = failed.iter().map(|set| format!("{} {}", set.name, set.how)).collect();
+        let are =
+            if failed.len() == 1 { "is advertised but fails" } else { "are advertised but fail" };
+        return Check::warn(
+            id,
+            format!("{} {are} when run; {usable}", first_few(&names, 24)),
+            "kernels do without: it is the hypervisor or the kernel that advertises what it does not \
+             give, and only there can it be mended",
+        )
+        .with_details(each);
+    }
     match sets.value() {
         None => Check::warn(
             id,
