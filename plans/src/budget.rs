@@ -22,7 +22,7 @@ pub use self::shape::{
 };
 use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
 use crate::spec::ArchSpec;
-use crate::units::{Bytes, round_up};
+use crate::units::{Bytes, counted, round_up};
 
 /// A named line of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -327,8 +327,10 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         Line::Runtime,
         runtime,
         format!(
-            "binary and heap, {} threads, {} tensors, tokenizer of {}",
-            workload.threads, model.n_tensors, model.tokenizer_bytes
+            "binary and heap, {}, {}, tokenizer of {}",
+            counted(workload.threads, "thread"),
+            counted(model.n_tensors as u64, "tensor"),
+            model.tokenizer_bytes
         ),
     );
     let dense = dense_bytes(sums, workload.embedding, holding);
@@ -342,14 +344,17 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     add(
         Line::Activations,
         activation_bytes(spec, workload),
-        format!("batches of {} tokens in prefill", workload.prefill_batch),
+        format!("batches of {} in prefill", counted(workload.prefill_batch, "token")),
     );
     let holds_everything = holding.hold_everything(spec);
     let flight = if holds_everything { 0 } else { spec.router.n_experts_active as u64 };
     add(
         Line::ExpertsInFlight,
         flight.saturating_mul(sums.largest_slot),
-        format!("{flight} experts"),
+        match flight {
+            0 => "none: every expert has a place of its own".to_owned(),
+            n => counted(n, "expert"),
+        },
     );
     match workload.embedding {
         EmbeddingResidency::Resident => {
@@ -362,10 +367,14 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     add(
         Line::TransferBuffers,
         host_transfer_bytes(sums, workload, holding),
-        format!("for {} graphics cards", holding.cards.len()),
+        match holding.cards.len() as u64 {
+            0 => "none: no graphics card is used".to_owned(),
+            n => format!("for {}", counted(n, "graphics card")),
+        },
     );
     let under_way = if holds_everything { 0 } else { sums.largest_slot };
     let note = match holding.page_cache_bytes {
+        Bytes(0) if holds_everything => "none: nothing is read while it runs".to_owned(),
         Bytes(0) => "pages of the read under way".to_owned(),
         bytes => {
             format!("pages of the read under way, and {bytes} of experts that the kernel keeps")
@@ -375,16 +384,17 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     let (pinned, cached) = slot_line_bytes(sums, holding.slots);
     let n_pins: usize = holding.slots.pins.iter().map(Vec::len).sum();
     let n_slots: u64 = holding.slots.caps.iter().map(|&c| u64::from(c)).sum();
-    add(Line::PinnedExperts, pinned, format!("{n_pins} experts"));
-    add(
-        Line::ExpertCache,
-        cached,
-        format!(
-            "{} slots in {} layers",
-            n_slots.saturating_sub(n_pins as u64),
-            spec.expert_layers().count()
-        ),
-    );
+    let note = match n_pins as u64 {
+        0 => "none".to_owned(),
+        n => counted(n, "expert"),
+    };
+    add(Line::PinnedExperts, pinned, note);
+    let n_layers = counted(spec.expert_layers().count() as u64, "layer");
+    let note = match n_slots.saturating_sub(n_pins as u64) {
+        0 => "none".to_owned(),
+        n => format!("{} in {n_layers}", counted(n, "slot")),
+    };
+    add(Line::ExpertCache, cached, note);
     Ledger(lines)
 }
 
@@ -400,11 +410,21 @@ fn add_caches(
     let element = format!("{kv:?}").to_lowercase();
     let of_each = if sessions == 1 { String::new() } else { format!(", {sessions} sequences") };
     let bytes = shape::sum(layers.iter().map(|&l| layer_kv_bytes(spec, l, context, kv)));
-    let note = format!("{} layers x {context} tokens, {element}{of_each}", layers.len());
+    let n_layers = layers.len() as u64;
+    let tokens = counted(context, "token");
+    let note = match n_layers {
+        0 => "none: no layer is held here".to_owned(),
+        n => format!("{} x {tokens}, {element}{of_each}", counted(n, "layer")),
+    };
     add(true, all(bytes), note);
     let bytes = shape::sum(layers.iter().map(|&l| layer_indexer_bytes(spec, l, context, kv)));
     let n_indexers = layers.iter().filter(|&&l| shape::has_indexer(spec, l)).count();
-    add(false, all(bytes), format!("{n_indexers} layers with an indexer{of_each}"));
+    let note = match n_indexers as u64 {
+        0 if n_layers == 0 => "none: no layer is held here".to_owned(),
+        0 => "none: no layer has an indexer".to_owned(),
+        n => format!("{} with an indexer{of_each}", counted(n, "layer")),
+    };
+    add(false, all(bytes), note);
 }
 
 /// The ledger of one card's memory.
@@ -415,7 +435,13 @@ pub fn card_ledger(sums: &ModelBytes<'_>, workload: &Workload, card: &CardPlacem
         sum.saturating_add(slot.saturating_mul(l.experts.0.len() as u64))
     });
     let mut ledger = card_ledger_without_experts(sums, workload, card.layers(), card.head);
-    let note = format!("{} experts in {} layers", card.n_experts(), card.experts.len());
+    let note = match card.n_experts() {
+        0 => "none".to_owned(),
+        n => {
+            let layers = counted(card.experts.len() as u64, "layer");
+            format!("{} in {layers}", counted(n, "expert"))
+        }
+    };
     ledger.0.push(CardLedgerLine { line: CardLine::Experts, bytes: Bytes(experts), note });
     ledger
 }
@@ -442,6 +468,7 @@ pub fn card_ledger_without_experts(
     let of_layers = layers.iter().filter_map(|&l| sums.layers.get(l)).map(|l| l.dense.resident);
     let of_head = if head { sums.head().and(sums.final_norm).resident } else { 0 };
     let note = match (layers.first(), layers.last()) {
+        (Some(first), Some(last)) if first == last => format!("layer {first}"),
         (Some(first), Some(last)) => format!("layers {first}-{last}"),
         _ => "no layers".to_owned(),
     };
@@ -455,12 +482,12 @@ pub fn card_ledger_without_experts(
     add(
         CardLine::Activations,
         activation_bytes(spec, &card_workload),
-        format!("parts of {batch} tokens in prefill"),
+        format!("parts of {} in prefill", counted(batch, "token")),
     );
     add(
         CardLine::TransferBuffers,
         state_buffer_bytes(sums, workload),
-        format!("states of {batch} tokens, two each way"),
+        format!("states of {}, two each way", counted(batch, "token")),
     );
     CardLedger(lines)
 }
@@ -508,10 +535,11 @@ fn dense_note(
     };
     let on_cards: usize = holding.cards.iter().map(|c| c.layers().len()).sum();
     if on_cards > 0 {
-        note += &format!("; {on_cards} layers on graphics cards");
+        note += &format!("; {} on graphics cards", counted(on_cards as u64, "layer"));
     }
     if sums.model.n_mtp_layers_present > 0 {
-        note += &format!("; {} MTP layer present, not loaded", sums.model.n_mtp_layers_present);
+        let n_mtp = sums.model.n_mtp_layers_present as u64;
+        note += &format!("; {} present, not loaded", counted(n_mtp, "MTP layer"));
     }
     note
 }
@@ -526,8 +554,10 @@ fn stream_note(sums: &ModelBytes<'_>, streamed: &Streamed) -> String {
     let bytes = Bytes(streamed_bytes_per_token(sums, streamed));
     match (streamed.layers.len(), streamed.head) {
         (0, _) => "none: dense weights stay".to_owned(),
-        (n, false) => format!("{n} layers, {bytes}, read for every token"),
-        (n, true) => format!("{n} layers and the head, {bytes}, read for every token"),
+        (n, false) => format!("{}, {bytes}, read for every token", counted(n as u64, "layer")),
+        (n, true) => {
+            format!("{} and the head, {bytes}, read for every token", counted(n as u64, "layer"))
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Inspection {
     pub header_bytes: Bytes,
     /// Routed experts of one size.
     pub experts: Vec<ExpertKind>,
+    /// What the weights come to; `None` for an unknown family.
+    pub sums: Option<Sums>,
     /// What a token touches; `None` for an unknown family.
     pub touched: Option<Touched>,
     /// What a sequence needs besides weights, by bits of an element; empty for an unknown family.
@@ -152,6 +154,28 @@ pub struct Weights {
     pub bytes: Bytes,
 }
 
+/// Weights by what becomes of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sums {
+    /// Everything but routed experts, multi-token prediction left out.
+    pub dense_bytes: Bytes,
+    /// The same with what multi-token prediction has besides routed experts.
+    pub dense_with_mtp_bytes: Bytes,
+    /// Routed experts, those of multi-token prediction included.
+    pub routed_bytes: Bytes,
+    /// How many those are.
+    pub n_routed_experts: u64,
+}
+
+/// How many experts take how many reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Reads {
+    /// Reads that bring one.
+    pub n_reads: usize,
+    /// How many experts take so many.
+    pub n_experts: u64,
+}
+
 /// Routed experts of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExpertKind {
@@ -159,8 +183,9 @@ pub struct ExpertKind {
     pub n_experts: u64,
     /// Bytes of one on disk: what a miss reads.
     pub bytes: Bytes,
-    /// Reads that bring one.
-    pub n_reads: usize,
+    /// Reads that bring one, the commonest number first: an expert whose tensors lie in two files
+    /// takes more than others.
+    pub reads: Vec<Reads>,
     /// How its matrices are stored.
     pub stored: String,
     /// Layers that have some, ascending.
@@ -212,6 +237,7 @@ impl Inspection {
     pub fn of(model: &Catalogue) -> Self {
         let spec = &model.spec;
         let weights = weights(model);
+        let experts = expert_kinds(model);
         let tensors: Bytes = weights.iter().map(|line| line.bytes).sum();
         let (dense_bytes, routed_bytes) = budget::touched_bytes_per_token(&ModelBytes::of(model));
         Self {
@@ -224,8 +250,9 @@ impl Inspection {
             n_tensors: model.n_tensors,
             shape: Some(shape(model)),
             header_bytes: model.total_bytes().saturating_sub(tensors),
+            sums: Some(sums(&weights, &experts)),
             weights,
-            experts: expert_kinds(model),
+            experts,
             touched: Some(Touched { dense_bytes, routed_bytes }),
             caches: [KvElement::F16, KvElement::F32].map(|kv| caches(spec, kv)).into(),
             warnings: notes(&model.warnings),
@@ -240,7 +267,7 @@ impl Inspection {
             .iter()
             .map(|line| Weights {
                 part: Part::of(line.class),
-                stored: format!("{:?}", line.dtype).to_lowercase(),
+                stored: line.dtype.to_string().to_lowercase(),
                 n_weights: line.n_tensors,
                 bytes: line.bytes,
             })
@@ -258,11 +285,40 @@ impl Inspection {
             header_bytes: outline.total_bytes.saturating_sub(tensors),
             weights,
             experts: Vec::new(),
+            sums: None,
             touched: None,
             caches: Vec::new(),
             warnings: notes(&outline.warnings),
         }
     }
+}
+
+fn sums(weights: &[Weights], experts: &[ExpertKind]) -> Sums {
+    let mut sums = Sums {
+        n_routed_experts: experts.iter().map(|kind| kind.n_experts).sum(),
+        ..Sums::default()
+    };
+    for line in weights {
+        match line.part {
+            Part::Embedding
+            | Part::Attention
+            | Part::Indexer
+            | Part::Norm
+            | Part::Router
+            | Part::DenseFeedForward
+            | Part::SharedExperts
+            | Part::Head => {
+                sums.dense_bytes = sums.dense_bytes + line.bytes;
+                sums.dense_with_mtp_bytes = sums.dense_with_mtp_bytes + line.bytes;
+            }
+            Part::MtpDense => sums.dense_with_mtp_bytes = sums.dense_with_mtp_bytes + line.bytes,
+            Part::RoutedExperts | Part::MtpExperts => {
+                sums.routed_bytes = sums.routed_bytes + line.bytes;
+            }
+            Part::Ignored | Part::Unrecognised => {}
+        }
+    }
+    sums
 }
 
 fn notes(warnings: &[crate::catalogue::Warning]) -> Vec<Note> {
@@ -349,7 +405,7 @@ fn weights(model: &Catalogue) -> Vec<Weights> {
     lines
 }
 
-/// Experts by size, reads and types, multi-token prediction apart.
+/// Experts by size and types, multi-token prediction apart.
 fn expert_kinds(model: &Catalogue) -> Vec<ExpertKind> {
     let n_decoder = model.spec.n_layers;
     let mut kinds: Vec<([StoredType; 3], ExpertKind)> = Vec::new();
@@ -357,33 +413,47 @@ fn expert_kinds(model: &Catalogue) -> Vec<ExpertKind> {
         let is_mtp = layer >= n_decoder;
         for expert in model.layer_experts(layer) {
             let types = [expert.gate.stored, expert.up.stored, expert.down.stored];
-            let key = (types, Bytes(expert.read_bytes()), expert.extents().len(), is_mtp);
+            let key = (types, Bytes(expert.read_bytes()), is_mtp);
             // Neighbours are alike, so that the last kind is nearly always the one.
-            let same = |(types, kind): &&mut ([StoredType; 3], ExpertKind)| {
-                (*types, kind.bytes, kind.n_reads, kind.is_mtp) == key
+            let same = |(types, kind): &([StoredType; 3], ExpertKind)| {
+                (*types, kind.bytes, kind.is_mtp) == key
             };
-            match kinds.iter_mut().rev().find(same) {
-                Some((_, kind)) => {
-                    kind.n_experts += 1;
-                    if kind.layers.last() != Some(&layer) {
-                        kind.layers.push(layer);
-                    }
-                }
-                None => {
-                    let kind = ExpertKind {
-                        n_experts: 1,
-                        bytes: key.1,
-                        n_reads: key.2,
-                        stored: types_in_words(types),
-                        layers: vec![layer],
-                        is_mtp,
-                    };
-                    kinds.push((types, kind));
-                }
+            let at = kinds.iter().rposition(same).unwrap_or_else(|| {
+                let kind = ExpertKind {
+                    n_experts: 0,
+                    bytes: key.1,
+                    reads: Vec::new(),
+                    stored: types_in_words(types),
+                    layers: Vec::new(),
+                    is_mtp,
+                };
+                kinds.push((types, kind));
+                kinds.len() - 1
+            });
+            if let Some((_, kind)) = kinds.get_mut(at) {
+                kind.add(layer, expert.extents().len());
             }
         }
     }
-    kinds.into_iter().map(|(_, kind)| kind).collect()
+    let sorted = |(_, mut kind): ([StoredType; 3], ExpertKind)| {
+        kind.reads.sort_by_key(|reads| (std::cmp::Reverse(reads.n_experts), reads.n_reads));
+        kind
+    };
+    kinds.into_iter().map(sorted).collect()
+}
+
+impl ExpertKind {
+    /// One more, in this layer, that so many reads bring.
+    fn add(&mut self, layer: usize, n_reads: usize) {
+        self.n_experts += 1;
+        if self.layers.last() != Some(&layer) {
+            self.layers.push(layer);
+        }
+        match self.reads.iter_mut().find(|reads| reads.n_reads == n_reads) {
+            Some(reads) => reads.n_experts += 1,
+            None => self.reads.push(Reads { n_reads, n_experts: 1 }),
+        }
+    }
 }
 
 /// `int4`, or `int4, int8` where an expert's matrices differ.

@@ -212,6 +212,12 @@ pub fn round_up(bytes: u64, step: u64) -> u64 {
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
+/// How many of something whose plural takes an s: `1 token`, `2 tokens`.
+#[must_use]
+pub fn counted(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
 /// Ascending numbers as runs: `3-77`, `0, 2-5`; `none` where there are none.
 #[must_use]
 pub fn runs(numbers: impl IntoIterator<Item = usize>) -> String {

@@ -250,6 +250,18 @@ impl WhatIf {
         })
     }
 
+    /// Whether what a measurement of the disk finds is replaced.
+    #[must_use]
+    pub fn replaces_disk(&self) -> bool {
+        self.0.iter().any(|change| matches!(change, Change::Disk(_)))
+    }
+
+    /// Whether what a measurement of main memory finds is replaced.
+    #[must_use]
+    pub fn replaces_memory_speed(&self) -> bool {
+        self.0.iter().any(|change| matches!(change, Change::Memory(_)))
+    }
+
     /// Changes facts, and says what it replaced. Changed facts are [`Fact::Assumed`].
     ///
     /// - `ram` is all that there is and all that may be used; no group limits it.

@@ -17,7 +17,7 @@ use tierkeep_plans::budget::EmbeddingResidency;
 use tierkeep_plans::catalogue::{Catalogue, Outline};
 use tierkeep_plans::compare::{self, Group, Quantity};
 use tierkeep_plans::explain::{self, ExplainError, Explanation, Subject, Tier};
-use tierkeep_plans::inspect::{Inspection, Part};
+use tierkeep_plans::inspect::{Inspection, Part, Reads};
 use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner::{self, Options, PinRule};
 use tierkeep_plans::stale::{self, Finding, Weight};
@@ -97,6 +97,39 @@ fn experts_are_told_by_size_and_by_whether_they_are_loaded() {
         .map(|k| (k.n_experts, k.bytes.0, k.stored.as_str(), k.layers.as_slice(), k.is_mtp))
         .collect();
     assert_eq!(told, [(12, 320, "int4", &[1, 2][..], false), (6, 512, "int8", &[3][..], true)]);
+}
+
+#[test]
+fn sums_are_of_what_is_dense_and_what_is_routed() {
+    let sums = Inspection::of(&GLM).sums.unwrap();
+    let of = |is_dense: fn(Part) -> bool| {
+        let lines = Inspection::of(&GLM).weights.into_iter().filter(|line| is_dense(line.part));
+        lines.map(|line| line.bytes).sum::<Bytes>()
+    };
+    let is_routed = |part| matches!(part, Part::RoutedExperts | Part::MtpExperts);
+    assert_eq!(sums.routed_bytes, of(is_routed));
+    assert_eq!((sums.routed_bytes, sums.n_routed_experts), (Bytes(12 * 320 + 6 * 512), 18));
+    let is_no_filler = |part| !matches!(part, Part::Ignored | Part::Unrecognised);
+    let all = of(is_no_filler);
+    assert_eq!(sums.dense_with_mtp_bytes, all.saturating_sub(sums.routed_bytes));
+    let mtp = of(|part| part == Part::MtpDense);
+    assert_eq!(sums.dense_with_mtp_bytes, sums.dense_bytes + mtp);
+}
+
+/// Experts that differ only in how many reads bring them are of one kind.
+#[test]
+fn experts_that_two_files_share_are_no_kind_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    Checkpoint::olmoe(Form::Int8).write_sharded(dir.path(), 7);
+    let model = Catalogue::open(dir.path()).unwrap();
+    let split = model.experts.iter().filter(|expert| expert.extents().len() == 2).count() as u64;
+    let all = model.experts.len() as u64;
+    assert!(split > 0, "no border lies within an expert");
+    let kinds = Inspection::of(&model).experts;
+    let [kind] = kinds.as_slice() else { panic!("{kinds:?}") };
+    let reads =
+        [(1, all - split), (2, split)].map(|(n_reads, n_experts)| Reads { n_reads, n_experts });
+    assert_eq!((kind.n_experts, kind.reads.as_slice()), (all, &reads[..]));
 }
 
 #[test]

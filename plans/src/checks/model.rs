@@ -317,7 +317,7 @@ pub fn outlined(check: Check, outline: &Outline) -> Check {
         format!(
             "{} in {}: {} in {}",
             line.class.name(),
-            format!("{:?}", line.dtype).to_uppercase(),
+            line.dtype,
             line.bytes,
             count(line.n_tensors as usize, "tensor")
         )

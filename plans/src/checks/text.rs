@@ -2,7 +2,7 @@
 
 /// `1 file`, `3 files`.
 pub(super) fn count(n: usize, one: &str) -> String {
-    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+    crate::units::counted(n as u64, one)
 }
 
 /// The first few of a list, and how many more there are.

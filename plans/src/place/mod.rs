@@ -147,6 +147,13 @@ pub fn place(
     }
 }
 
+/// The ledger of the smallest placement that a request allows, whatever its budget: a request fits
+/// where this does.
+#[must_use]
+pub fn smallest(sums: &ModelBytes<'_>, request: &Request, uses: Option<&[Vec<f64>]>) -> Ledger {
+    Frame::new(sums, request, request.context, uses).smallest()
+}
+
 impl<'a> Frame<'a> {
     fn new(
         sums: &'a ModelBytes<'a>,

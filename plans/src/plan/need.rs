@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use super::{Plan, Policy};
 
 /// What an engine can execute.
@@ -21,6 +23,19 @@ impl Abilities {
     /// Whatever a plan can ask for.
     pub const ALL: Self =
         Self { vram: true, streamed_dense: true, sessions: true, frequency: true };
+
+    /// Whether an engine has what is needed.
+    #[must_use]
+    pub fn has(self, need: Need) -> bool {
+        match need {
+            Need::Vram => self.vram,
+            Need::StreamedDense => self.streamed_dense,
+            Need::Sessions(n) => self.sessions || n <= 1,
+            // Slots that are all pinned are executed by any engine that has pins.
+            Need::Policy(Policy::Recency | Policy::Static) => true,
+            Need::Policy(Policy::Frequency) => self.frequency,
+        }
+    }
 }
 
 impl Default for Abilities {
@@ -30,7 +45,8 @@ impl Default for Abilities {
 }
 
 /// Something that not every engine can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Need {
     /// Layers or experts on graphics cards.
     Vram,
@@ -70,20 +86,13 @@ impl Plan {
     /// What the plan asks for that `engine` cannot do, if anything.
     #[must_use]
     pub fn needs_beyond(&self, engine: &Abilities) -> Vec<Need> {
-        let has_policy = match self.placement.policy {
-            // Slots that are all pinned are executed by any engine that has pins.
-            Policy::Recency | Policy::Static => true,
-            Policy::Frequency => engine.frequency,
-        };
+        let placement = &self.placement;
         let needs = [
-            (Need::Vram, engine.vram || self.placement.cards.is_empty()),
-            (
-                Need::StreamedDense,
-                engine.streamed_dense || self.placement.streamed.layers.is_empty(),
-            ),
-            (Need::Sessions(self.request.sessions), engine.sessions || self.request.sessions == 1),
-            (Need::Policy(self.placement.policy), has_policy),
+            (!placement.cards.is_empty()).then_some(Need::Vram),
+            (!placement.streamed.layers.is_empty()).then_some(Need::StreamedDense),
+            Some(Need::Sessions(self.request.sessions)),
+            Some(Need::Policy(placement.policy)),
         ];
-        needs.into_iter().filter(|(_, has)| !has).map(|(need, _)| need).collect()
+        needs.into_iter().flatten().filter(|need| !engine.has(*need)).collect()
     }
 }

@@ -219,7 +219,7 @@ impl Question<'_> {
         sums.largest_slot = sums.layers.iter().map(|l| l.slot).max().unwrap_or(0);
         Some(Answer {
             change: Change::FewerBits,
-            what: format!("experts at 4 bits a weight, not {bits:.1}"),
+            what: format!("experts at {FEW_BITS} bits a weight, not {}", bits_in_words(bits)),
             after: self.ask(&sums, self.machine, self.options),
             note: "`tierkeep convert MODEL OUT --experts 4`; it costs quality".to_owned(),
         })
@@ -238,6 +238,12 @@ impl Question<'_> {
             note: String::new(),
         })
     }
+}
+
+/// Bits of a weight, as many digits as there are.
+fn bits_in_words(bits: f64) -> String {
+    let tenths = (bits * 10.0).round() / 10.0;
+    tenths.to_string()
 }
 
 fn more(size: SizeRequest) -> SizeRequest {

@@ -6,7 +6,7 @@ use tierkeep_doctor::{Facts, GpuFact};
 use super::{Options, PlanRefusal};
 use crate::estimate;
 use crate::place::CardBudget;
-use crate::units::{Bytes, SizeRequest};
+use crate::units::{Bytes, SizeRequest, counted};
 
 /// Left to the rest of the machine when no budget is given: this or the share below.
 const SPARED_BYTES: u64 = 1_000_000_000;
@@ -70,7 +70,8 @@ pub(super) fn vram(machine: &Facts, options: &Options) -> Result<Vram, PlanRefus
             )),
             (false, true) => {
                 let n = usable.len();
-                let source = format!("free memory of {n} graphics cards{}", beside(&why_not));
+                let cards = counted(n as u64, "graphics card");
+                let source = format!("free memory of {cards}{}", beside(&why_not));
                 Ok(Vram { cards: usable, source })
             }
         };

@@ -2,6 +2,7 @@
 //! together and decides nothing that they decide; pure, so that any plan can be made anywhere.
 
 mod advice;
+mod fitting;
 mod machine;
 mod policy;
 
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use tierkeep_doctor::Facts;
 
 pub use self::advice::{Advice, Change, what_would_help};
+pub use self::fitting::{FittingChange, FittingChangeKind, WouldFit};
 use self::machine::Vram;
 use crate::budget::{Holding, KvElement, ModelBytes, Workload};
 use crate::catalogue::Catalogue;
@@ -115,8 +117,10 @@ pub enum PlanRefusal {
     DoesNotFit {
         /// The model's folder.
         model: String,
-        /// The ledger and the smallest change.
+        /// The ledger and the smallest budget.
         result: Box<DoesNotFit>,
+        /// Every change that would make it fit.
+        would_fit: Box<WouldFit>,
     },
     /// The budget is above what the machine can give.
     #[error(
@@ -177,8 +181,14 @@ pub fn plan(
     history: Option<&History>,
 ) -> Result<Plan, PlanRefusal> {
     let sums = ModelBytes::of(model);
-    let solved = Solved::of(&sums, machine, options, history)?;
-    Ok(solved.into_plan(&sums, machine, options))
+    match Solved::of(&sums, machine, options, history) {
+        Ok(solved) => Ok(solved.into_plan(&sums, machine, options)),
+        Err(PlanRefusal::DoesNotFit { model, result, .. }) => {
+            let would_fit = fitting::would_fit(&sums, machine, options, history, &result);
+            Err(PlanRefusal::DoesNotFit { model, result, would_fit: Box::new(would_fit) })
+        }
+        Err(other) => Err(other),
+    }
 }
 
 /// Everything that is decided, before it is written down.
@@ -211,6 +221,7 @@ impl Solved {
             PlanRefusal::DoesNotFit {
                 model: sums.model.directory.display().to_string(),
                 result: Box::new(result),
+                would_fit: Box::default(),
             }
         })?;
         if options.vram.is_some() && !vram.cards.is_empty() && placed.cards.is_empty() {
