@@ -17,6 +17,7 @@ use clap::Parser;
 use crate::commands::Context;
 
 fn main() -> ExitCode {
+    render::set_error_style(render::Style::of_errors(is_plain()));
     let cli = match args::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(exit::usage(&error, asks_for_json())),
@@ -53,8 +54,12 @@ fn asks_for_json() -> bool {
 /// How text is set: `COLUMNS` where there is no terminal to ask, and no colour under `NO_COLOR`.
 fn style() -> render::Style {
     let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    render::Style::of_output(columns, is_plain)
+    render::Style::of_output(columns, is_plain())
+}
+
+/// Whether the user wants no colour.
+fn is_plain() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty())
 }
 
 /// The user's data folder, by the XDG convention; on Windows and macOS their own.

@@ -101,6 +101,9 @@ fn another_machine_is_planned_from_its_facts_alone() {
     assert_eq!(json["machine"]["disk"]["path"]["source"], "unknown");
     let evidence = json["prediction"]["evidence"].to_string();
     assert!(evidence.contains("memory bandwidth 50.0 GB/s: measured"), "{evidence}");
+    // Nothing is measured for another machine, so that asking for just that changes nothing.
+    let same = plan(folder, &[&base[..], &["--ram", "28MB", "--json", "--no-measure"]].concat());
+    assert_eq!((same.code, same.json()), (0, json));
     plan(folder, &["--machine", "nowhere.toml"]).refuses(2, &["nowhere.toml"]);
     fs::write(folder.join("server.toml"), "schema_version = 1\n[cpu]\nthraeds = 3\n").unwrap();
     let ran = plan(folder, &base);
@@ -224,5 +227,32 @@ fn refusals_are_objects_under_json() {
         // JSON is for programs; people read the same on standard error.
         let message = json["error"]["message"].as_str().unwrap();
         assert!(ran.err.contains(message), "{message:?} is not in {:?}", ran.err);
+    }
+}
+
+/// What would make a model fit is found with the verdict, for people and for programs.
+#[test]
+fn what_would_make_it_fit_is_said() {
+    let folder = folder();
+    let folder = folder.path();
+    let base = ["--ram", "28MB", "--ctx", "1024", "--sessions", "8", "--no-measure"];
+    let ran = plan(folder, &base);
+    ran.refuses(1, &[]);
+    for part in ["does not fit in 28.00 MB", "what would make it fit", "--ram ", "--kv f16"] {
+        assert!(ran.out.contains(part), "{part:?} is not in {}", ran.out);
+    }
+    let json = plan(folder, &[&base[..], &["--json"]].concat()).json();
+    let budget = json["resident_budget_bytes"].as_u64().unwrap();
+    assert!(json["streamed_budget_bytes"].as_u64().unwrap() < budget, "{json}");
+    assert_eq!(json["can_stream"], false);
+    let changes = json["changes_that_fit"].as_array().unwrap();
+    assert!(!changes.is_empty(), "{json}");
+    for change in changes {
+        let flag: Vec<&str> = change["flag"].as_str().unwrap().split(' ').collect();
+        // The last of two is what counts, as of any flag that is given anew.
+        let kept: Vec<&str> =
+            base.chunks(2).filter(|pair| pair[0] != flag[0]).flatten().copied().collect();
+        let ran = plan(folder, &[&kept[..], &flag].concat());
+        assert_eq!(ran.code, 0, "{flag:?}: {ran:?}");
     }
 }

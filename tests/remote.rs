@@ -226,6 +226,49 @@ fn inspect_looks_at_it_too() {
 }
 
 #[test]
+fn doctor_looks_at_it_before_the_download() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = published(GLM, folder.path());
+    let hub = hub_server(&model);
+    let doctor = |more: &[&str]| {
+        let args = [&["doctor", "hf:o/n", "--no-measure"], more].concat();
+        tierkeep(folder.path(), &hub.url(""), &args, &[])
+    };
+    let ran = doctor(&["--bandwidth", "100MB/s"]);
+    ran.says(
+        0,
+        &[
+            "each as long as its header says",
+            "model.disk",
+            "before the download",
+            "(as given)",
+            "hf download o/n",
+            "next: tierkeep plan hf:o/n",
+        ],
+    );
+    let json = doctor(&["--json"]).json();
+    assert_eq!(json["download"]["commit"], COMMIT);
+    let check = |id: &str| {
+        let checks = json["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("{id}: {json}"))
+    };
+    for id in ["model.config", "model.shards", "model.headers", "model.tensors", "model.disk"] {
+        assert_eq!(check(id)["status"], "ok", "{json}");
+    }
+    // What needs the files themselves is skipped, and says why.
+    for id in ["model.tokenizer", "model.chat_template", "model.holes"] {
+        assert_eq!(check(id)["status"], "skip");
+        let finding = check(id)["finding"].as_str().unwrap();
+        assert!(finding.contains("the model is not here yet"), "{finding}");
+    }
+    // Every byte cannot be read before it is here; nothing of it is fetched for that.
+    let n_requests = hub.n_requests();
+    let ran = doctor(&["--deep"]);
+    ran.says(1, &["is not downloaded", "hf download o/n --revision", "`tierkeep doctor DIR`"]);
+    assert!(hub.n_requests() - n_requests <= n_requests, "more was fetched than to look");
+}
+
+#[test]
 fn verbs_that_need_the_weights_say_how_to_get_them() {
     let model = root().join(OLMOE);
     let folder = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ pub(crate) struct PlanVerbArgs {
     pub(crate) no_measure: bool,
     /// Plan for another machine, from the facts that `tierkeep doctor --save FILE` wrote there.
     /// Nothing of this machine is looked at.
-    #[arg(long, value_name = "FILE", help_heading = MACHINE, conflicts_with = "no_measure")]
+    #[arg(long, value_name = "FILE", help_heading = MACHINE)]
     pub(crate) machine: Option<PathBuf>,
     /// Plan for a machine that differs: ram=64GB, vram=24GB or 4x48GB, disk=7GB/s, mem=60GB/s
     /// (reads of memory), vmem=900GB/s (reads of a card's memory), link=25GB/s, cores=16.

@@ -29,10 +29,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         if context.json {
             render::json(&serde_json::json!({ "schema_version": 1, "planned_bytes": planned }))?;
         } else {
-            render::next(&format!(
-                "{planned} of weights would be written to {}",
-                args.out.display()
-            ))?;
+            render::data(&render::dry_run(&args.out, planned, context.style))?;
         }
         return Ok(Outcome::Fine);
     }

@@ -99,10 +99,12 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     let model = shared::open_model(context, &directory)?;
     let text = Text::open(&model.directory)?;
     let show = !context.json;
+    let style = context.style;
+    let title = |title: &str| render::data(&render::demo_title(title, style));
 
     let facts = shared::facts_apart(context, &model, true);
     if show {
-        render::demo_machine(&facts, &model)?;
+        render::data(&render::demo_machine(&facts, &model, style))?;
     }
     let options = Options {
         context: Some(CONTEXT.min(model.spec.max_context as u64)),
@@ -121,10 +123,10 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     };
     let first_plan = make(None, PinRule::None)?;
     if show {
-        render::demo_heading("2. plan, for a budget that does not hold every expert")?;
+        title("2. plan, for a budget that does not hold every expert")?;
         let view = render::PlanView::bare(&first_plan);
-        render::data(&render::plan(&view, &model, context.style))?;
-        render::demo_heading("3. run it: an answer, a count, a person as JSON, some prose")?;
+        render::data(&render::plan(&view, &model, style))?;
+        title("3. run it: an answer, a count, a person as JSON, some prose")?;
     }
 
     // The history of a demo is nobody's work: it goes to a folder that goes away.
@@ -143,10 +145,8 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
         if would_pin { judged.clone() } else { make(history.as_ref(), PinRule::Share(PIN_SHARE))? };
     let unpinned = make(history.as_ref(), PinRule::None)?;
     if show {
-        render::demo_run(&first)?;
-        render::demo_heading(
-            "4. run again on other prompts of the same kinds, with what was learned",
-        )?;
+        render::data(&render::demo_run(&first, style))?;
+        title("4. run again on other prompts of the same kinds, with what was learned")?;
     }
     let second = demo.session(&second_plan, &SECOND, None)?;
     // The same prompts without pins, so that the comparison is of pins and not of prompts.
@@ -159,9 +159,10 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
             "second_without_pins": without, "same_answers": same,
         }))?;
     } else {
-        render::demo_run(&second)?;
+        render::data(&render::demo_run(&second, style))?;
         let judgement = &judged.placement.pins_evidence;
-        render::demo_close((&first, &second, &without), (judgement, same), &directory)?;
+        let runs = (&first, &second, &without);
+        render::data(&render::demo_close(runs, (judgement, same), &directory, style))?;
     }
     if !same {
         bail!("the same prompts gave other answers with other pins: please report this");
@@ -234,7 +235,7 @@ impl Demo<'_> {
         let stop_tokens = &self.model.spec.stop_tokens;
         let mut answer = Answer::new(Some(self.text), stop_tokens, self.show);
         if self.show {
-            render::demo_prompt(prompt.text, prompt.is_prose)?;
+            render::data(&render::demo_prompt(prompt.text, prompt.is_prose))?;
         }
         let mut failure = None;
         engine.clear();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
-use tierkeep_doctor::{Fact, Facts};
+use tierkeep_doctor::{Fact, Facts, Measuring};
 use tierkeep_hub::{
     Download, HubError, MeasuredRate, Rate, Reference, Settings, Snapshot, Wanted, local,
 };
@@ -233,7 +233,7 @@ fn not_downloaded(answer: &DownloadAnswer, verb: &'static str, then: &str) -> No
 impl Opened {
     /// Facts of this machine for the model: measured on its own files where they are here, and on the
     /// disk that it would be downloaded to where they are not.
-    pub(crate) fn facts(&self, context: &Context, measure: bool) -> Facts {
+    pub(crate) fn facts(&self, context: &Context, measure: impl Into<Measuring>) -> Facts {
         match &self.download {
             None => {
                 let directory = Some(self.catalogue.directory.as_path());

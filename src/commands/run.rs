@@ -80,7 +80,9 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
             finished.text.as_deref(),
         ))?;
     } else {
-        render::run_report(&finished.report, &finished.memory);
+        let style = render::error_style();
+        let report = render::run_report(&finished.report, &finished.memory, style);
+        render::note(&format!("\n{}", report.trim_end()));
         if let (Some(path), true) = (&usage, finished.is_saved) {
             render::note(&format!("usage history: {}", path.display()));
         }
@@ -105,7 +107,7 @@ fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<(Plan,
     };
     let options = shared::options(&args.planning);
     let plan = shared::plan(&model, &facts, &options, history.as_ref())?;
-    render::plan_in_brief(&plan);
+    render::note(render::plan_in_brief(&plan, render::error_style()).trim_end());
     Ok((plan, model))
 }
 
@@ -182,7 +184,9 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     session.set_run(report.record(job.plan));
     let saved = save(job, &session);
     let memory = Memory::now();
-    let has_warnings = render::run_warnings(&report, &memory) || saved == Saving::Failed;
+    let warnings = render::run_warnings(&report, &memory);
+    warnings.iter().for_each(|warning| render::warning(warning));
+    let has_warnings = !warnings.is_empty() || saved == Saving::Failed;
     Ok(Finished { report, memory, text, has_warnings, is_saved: saved == Saving::Done })
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
-use tierkeep_doctor::{DiskFacts, Facts, Probe};
+use tierkeep_doctor::{DiskFacts, Facts, Measuring, Probe};
 use tierkeep_engine::text::{Message, Text};
 use tierkeep_engine::{Engine, Loading};
 use tierkeep_plans::catalogue::Catalogue;
@@ -31,10 +31,10 @@ pub(crate) fn facts(
     context: &Context,
     model: Option<&Catalogue>,
     directory: Option<&Path>,
-    measure: bool,
+    measure: impl Into<Measuring>,
 ) -> Facts {
     let files = model.map_or_else(Vec::new, |m| m.shards.iter().map(|s| s.path.clone()).collect());
-    probe(context, model, files, directory, measure)
+    probe(context, model, files, directory, measure.into())
 }
 
 /// The disk under a directory, only read.
@@ -49,9 +49,9 @@ pub(crate) fn facts_elsewhere(
     context: &Context,
     model: &Catalogue,
     directory: &Path,
-    measure: bool,
+    measure: impl Into<Measuring>,
 ) -> Facts {
-    probe(context, Some(model), Vec::new(), Some(directory), measure)
+    probe(context, Some(model), Vec::new(), Some(directory), measure.into())
 }
 
 fn probe(
@@ -59,7 +59,7 @@ fn probe(
     model: Option<&Catalogue>,
     files: Vec<PathBuf>,
     directory: Option<&Path>,
-    measure: bool,
+    measure: Measuring,
 ) -> Facts {
     let bar = Bar::spinner("looking at the machine");
     let probe = Probe::new().directory(directory.map(Path::to_owned)).files(files).measure(measure);
@@ -150,15 +150,19 @@ pub(crate) struct Lack {
     pub(crate) remedy: String,
 }
 
-/// Everything that the engine of this build cannot execute, the model itself first.
+/// Everything that the engine of this build cannot execute. Of a model that it cannot run at all that
+/// is one thing: another plan would not mend it.
 pub(crate) fn lacks(plan: &Plan, model: &Catalogue) -> Vec<Lack> {
-    let unsupported = tierkeep_engine::supports(model).err().map(|unsupported| Lack {
-        what: format!("{}: {}", unsupported.family, unsupported.what),
-        remedy: "running it needs a newer tierkeep".to_owned(),
-    });
-    let lack = |need: Need| Lack { what: need.to_string(), remedy: need.remedy().to_owned() };
-    let needs = plan.needs_beyond(&tierkeep_engine::ABILITIES).into_iter().map(lack);
-    unsupported.into_iter().chain(needs).collect()
+    let needs = plan.needs_beyond(&tierkeep_engine::ABILITIES);
+    let Err(unsupported) = tierkeep_engine::supports(model) else {
+        let lack = |need: &Need| Lack { what: need.to_string(), remedy: need.remedy().to_owned() };
+        return needs.iter().map(lack).collect();
+    };
+    let mut what = format!("{}: {}", unsupported.family, unsupported.what);
+    for need in needs {
+        what += &format!(", nor {need}");
+    }
+    vec![Lack { what, remedy: "running it needs a newer tierkeep".to_owned() }]
 }
 
 /// Plans a model.
@@ -183,16 +187,18 @@ pub(crate) fn verdict_before(
     download: Option<&DownloadAnswer>,
     error: anyhow::Error,
 ) -> Result<Outcome> {
-    let Some(PlanRefusal::DoesNotFit { result, .. }) = error.downcast_ref() else {
+    let Some(PlanRefusal::DoesNotFit { result, would_fit, .. }) = error.downcast_ref() else {
         return Err(error);
     };
+    let engine = tierkeep_engine::ABILITIES;
+    let misfit = render::Misfit { model, result, would_fit, engine };
     if context.json {
         let message = error.to_string();
         render::note(&format!("error: {message}"));
-        let json = render::does_not_fit_json(model, &message, result);
+        let json = render::does_not_fit_json(&misfit, &message);
         render::json(&render::with_download(json, download))?;
     } else {
-        render::data(&render::does_not_fit(model, result, context.style))?;
+        render::data(&render::does_not_fit(&misfit, context.style))?;
         if let Some(download) = download {
             render::data(&format!("\n{}", render::download(download, context.style)))?;
         }

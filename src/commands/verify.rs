@@ -42,15 +42,15 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
             "cases": reports,
         }))?;
     } else {
-        let style = context.style;
-        render::data(&render::verification(
-            args.model.path(),
-            &plan,
-            &oracle,
-            &reports,
+        let verified = render::Verified {
+            model: args.model.path(),
+            threads: plan.engine.threads,
+            isa: &plan.engine.isa,
+            oracle: &oracle,
+            reports: &reports,
             holds,
-            style,
-        ))?;
+        };
+        render::data(&render::verification(&verified, context.style))?;
     }
     Ok(if holds { Outcome::Fine } else { Outcome::Verdict })
 }

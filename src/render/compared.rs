@@ -20,25 +20,107 @@ pub(crate) fn differences(
     if differences.is_empty() {
         return text + "\nno difference\n";
     }
-    let mut rows = table::table(style, &["", "was", "is", "change"]);
+    text.push('\n');
+    let rows: Vec<Row> = differences.iter().map(Row::of).collect();
+    let columns = Columns::of(&rows, style);
+    text += &columns.title(style);
     let mut group: Option<Group> = None;
-    for difference in differences {
+    for (row, difference) in rows.iter().zip(differences) {
         if group != Some(difference.group) {
             group = Some(difference.group);
-            rows.add_row([Tone::Heading.cell(difference.group.name())]);
+            text += &style.heading(difference.group.name());
         }
+        text += &columns.row(row, style);
+    }
+    text
+}
+
+/// One difference as it is shown.
+struct Row {
+    name: String,
+    was: String,
+    is: String,
+    change: String,
+}
+
+impl Row {
+    fn of(difference: &Difference) -> Self {
         let shown = |quantity: &Option<Quantity>| {
             quantity.as_ref().map_or_else(|| "-".to_owned(), Quantity::to_string)
         };
-        rows.add_row([
-            format!("  {}", difference.name),
-            shown(&difference.was),
-            shown(&difference.is),
-            difference.delta().unwrap_or_default(),
-        ]);
+        Self {
+            name: format!("  {}", difference.name),
+            was: shown(&difference.was),
+            is: shown(&difference.is),
+            change: difference.delta().unwrap_or_default(),
+        }
     }
-    table::whole(&mut rows, 0);
-    format!("{text}\n{}", table::text(&rows))
+
+    /// Words have lines of their own; figures stand side by side.
+    fn is_prose(&self) -> bool {
+        self.was.len().max(self.is.len()) > FIGURE_WIDTH
+    }
+
+    /// The change, or only its share where that is all that there is room for.
+    fn change(&self, is_narrow: bool) -> &str {
+        let share = self.change.split_once(" (").and_then(|(_, share)| share.strip_suffix(')'));
+        share.filter(|_| is_narrow).unwrap_or(&self.change)
+    }
+}
+
+/// Longest value that counts as a figure.
+const FIGURE_WIDTH: usize = 24;
+/// Narrower than this, a change is only its share.
+const NARROW_WIDTH: u16 = 100;
+/// Between two columns.
+const GAP: usize = 2;
+
+/// How wide the columns of figures are.
+struct Columns {
+    name: usize,
+    was: usize,
+    is: usize,
+    is_narrow: bool,
+}
+
+impl Columns {
+    fn of(rows: &[Row], style: Style) -> Self {
+        let is_narrow = style.width < NARROW_WIDTH;
+        let figures = || rows.iter().filter(|row| !row.is_prose());
+        let widest = |of: fn(&Row) -> usize| figures().map(of).max().unwrap_or(0);
+        let (was, is) = (widest(|row| row.was.len()).max(3), widest(|row| row.is.len()).max(2));
+        let change = figures().map(|row| row.change(is_narrow).len()).max().unwrap_or(0);
+        let rest = usize::from(style.width).saturating_sub(was + is + change + 3 * GAP);
+        Self { name: widest(|row| row.name.len()).min(rest), was, is, is_narrow }
+    }
+
+    fn title(&self, style: Style) -> String {
+        let line = self.line("", "was", "is", "change");
+        let titles = line.trim_start();
+        let blanks = " ".repeat(line.len() - titles.len());
+        format!("{blanks}{}", style.heading(titles.trim_end()))
+    }
+
+    fn line(&self, name: &str, was: &str, is: &str, change: &str) -> String {
+        let Self { name: name_width, was: was_width, is: is_width, .. } = self;
+        let gap = " ".repeat(GAP);
+        let line =
+            format!("{name:name_width$}{gap}{was:>was_width$}{gap}{is:>is_width$}{gap}{change}");
+        format!("{}\n", line.trim_end())
+    }
+
+    fn row(&self, row: &Row, style: Style) -> String {
+        if row.is_prose() {
+            return format!("{}\n", row.name)
+                + &style.paragraph("    was  ", &row.was)
+                + &style.paragraph("    is   ", &row.is);
+        }
+        let change = row.change(self.is_narrow);
+        if row.name.len() <= self.name {
+            return self.line(&row.name, &row.was, &row.is, change);
+        }
+        format!("{}\n{}", row.name, self.line("", &row.was, &row.is, change))
+    }
 }
 
 /// Whether a plan still holds, and everything that has changed.

@@ -3,12 +3,13 @@
 use std::fmt::Display;
 
 use tierkeep_doctor::{
-    Cache, CacheKind, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts, GpuFact, GpuVendor,
-    HugePagePool, NumaNode,
+    Cache, CacheKind, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts, FailedSet, GpuFact,
+    GpuVendor, HugePagePool, NumaNode,
 };
 use tierkeep_plans::units::Bytes;
 
 use super::Style;
+use super::style::whole_words;
 
 /// Columns of a fact's name, the blanks around it included.
 const NAME_WIDTH: usize = 24;
@@ -67,19 +68,24 @@ impl Row {
         Self::new(name, &fact.clone().map(rate))
     }
 
-    /// Its columns side by side, each wrapped in its own width.
+    /// Its columns side by side, each wrapped in its own width. A value with a word that is wider than
+    /// its column, such as a path, has the line for itself, and its source stands below.
     fn text(&self, style: Style) -> String {
         let width = usize::from(style.width).min(MOST_WIDTH);
         let rest = width.saturating_sub(NAME_WIDTH + 2).max(20);
         let value_width = rest * 2 / 5;
-        let source_width = rest - value_width;
+        let widest = self.value.split(' ').map(textwrap::core::display_width).max().unwrap_or(0);
+        let is_long = widest > value_width;
         let column = |text: &str, width: usize| -> Vec<String> {
-            let lines = textwrap::wrap(text, width.max(1));
+            let lines = textwrap::wrap(text, whole_words(width.max(1)));
             lines.into_iter().map(std::borrow::Cow::into_owned).collect()
         };
         let names = column(&self.name, NAME_WIDTH - 4);
-        let values = column(&self.value, value_width);
-        let sources = column(&self.source, source_width);
+        let values = column(&self.value, if is_long { rest } else { value_width });
+        let mut sources = column(&self.source, rest - value_width);
+        if is_long && !self.source.is_empty() {
+            sources.splice(0..0, vec![String::new(); values.len()]);
+        }
         let n_lines = names.len().max(values.len()).max(sources.len());
         let mut text = String::new();
         for line in 0..n_lines {
@@ -107,7 +113,7 @@ fn rate(bytes_per_s: f64) -> String {
 fn processor(facts: &Facts) -> Vec<Row> {
     let cpu = &facts.cpu;
     let yes_no = |is: bool| if is { "on" } else { "off" };
-    vec![
+    let mut rows = vec![
         Row::new("model", &cpu.model_name),
         Row::new("sockets", &cpu.sockets),
         Row::new("physical cores", &cpu.physical_cores),
@@ -126,7 +132,13 @@ fn processor(facts: &Facts) -> Vec<Row> {
         ),
         Row::new("threads to compute", &cpu.usable_threads),
         Row::new("instruction sets", &cpu.instruction_sets.clone().map(|sets| sets.join(" "))),
-    ]
+    ];
+    // Nothing is the rule, and the sets that work say whether they were tried.
+    if cpu.failed_sets.value().is_some_and(|sets| !sets.is_empty()) {
+        let names = |sets: Vec<FailedSet>| joined(&sets, |set| set.name.clone());
+        rows.push(Row::new("sets that fail", &cpu.failed_sets.clone().map(names)));
+    }
+    rows
 }
 
 fn joined<T>(items: &[T], one: impl Fn(&T) -> String) -> String {

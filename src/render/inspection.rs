@@ -1,10 +1,10 @@
 //! What a model is made of.
 
-use tierkeep_plans::inspect::{CacheBytes, Inspection, Part, Shape};
+use tierkeep_plans::inspect::{CacheBytes, ExpertKind, Inspection, Part, Reads, Shape, Sums};
 use tierkeep_plans::units::{Bytes, runs};
 
 use super::style::Tone;
-use super::{Style, count, files, percent, table};
+use super::{Style, count, files, percent, plural, table};
 
 /// A model for people.
 pub(crate) fn inspection(model: &Inspection, style: Style) -> String {
@@ -36,6 +36,10 @@ pub(crate) fn inspection(model: &Inspection, style: Style) -> String {
         text.push('\n');
         text += &experts(model, style);
     }
+    if let Some(sums) = &model.sums {
+        text.push('\n');
+        text += &of_sums(sums, &model.experts, model.shape.as_ref(), style);
+    }
     if let Some(touched) = model.touched {
         let all = touched.dense_bytes + touched.routed_bytes;
         text.push('\n');
@@ -54,7 +58,8 @@ pub(crate) fn inspection(model: &Inspection, style: Style) -> String {
     for warning in &model.warnings {
         text.push('\n');
         let label = "warning: ";
-        text += &style.paragraph(label, &format!("{}; {}", warning.finding, warning.remedy));
+        let warning = format!("{}; {}", warning.finding, warning.remedy);
+        text += &style.toned_paragraph(Tone::Warn, label, &warning);
     }
     text
 }
@@ -136,7 +141,7 @@ fn experts(model: &Inspection, style: Style) -> String {
             count(kind.bytes.0),
             kind.bytes.to_string(),
             kind.stored.clone(),
-            kind.n_reads.to_string(),
+            reads(&kind.reads),
             format!("{} ({})", kind.layers.len(), runs(kind.layers.iter().copied())),
             if kind.is_mtp { "multi-token prediction".to_owned() } else { String::new() },
         ]);
@@ -145,6 +150,51 @@ fn experts(model: &Inspection, style: Style) -> String {
         table::right(&mut rows, column);
     }
     table::text(&rows)
+}
+
+/// `1`, or `1 (22 of them 2)`.
+fn reads(reads: &[Reads]) -> String {
+    let Some((most, rest)) = reads.split_first() else { return String::new() };
+    if rest.is_empty() {
+        return most.n_reads.to_string();
+    }
+    let other = |of: &Reads| format!("{} of them {}", count(of.n_experts), of.n_reads);
+    format!("{} ({})", most.n_reads, rest.iter().map(other).collect::<Vec<_>>().join(", "))
+}
+
+fn of_sums(sums: &Sums, kinds: &[ExpertKind], shape: Option<&Shape>, style: Style) -> String {
+    let mut rows = table::table(style, &["in all", "bytes", "", ""]);
+    let mut row = |name: &str, bytes: Bytes, what: String| {
+        rows.add_row([name.to_owned(), count(bytes.0), bytes.to_string(), what]);
+    };
+    row("dense weights", sums.dense_bytes, "everything but routed experts".to_owned());
+    let n_mtp = shape.map_or(0, |shape| shape.n_mtp_layers as u64);
+    if n_mtp > 0 {
+        let layers = plural(n_mtp, "the MTP layer", "MTP layers");
+        let name = format!("with {}", layers.trim_start_matches("1 "));
+        row(&name, sums.dense_with_mtp_bytes, "the same and multi-token prediction".to_owned());
+    }
+    if sums.n_routed_experts > 0 {
+        row("routed experts", sums.routed_bytes, experts_in_words(sums.n_routed_experts, kinds));
+    }
+    table::whole(&mut rows, 0);
+    table::right(&mut rows, 1);
+    table::right(&mut rows, 2);
+    table::text(&rows)
+}
+
+/// `19,456: 19,200 of 18.92 MB in 75 layers, 256 of 37.79 MB in the MTP layer`.
+fn experts_in_words(all: u64, kinds: &[ExpertKind]) -> String {
+    let kind = |kind: &ExpertKind| {
+        let layers = match (kind.is_mtp, kind.layers.len() as u64) {
+            (true, 1) => "the MTP layer".to_owned(),
+            (true, n) => format!("{n} MTP layers"),
+            (false, n) => plural(n, "layer", "layers"),
+        };
+        format!("{} of {} in {layers}", count(kind.n_experts), kind.bytes)
+    };
+    let kinds: Vec<String> = kinds.iter().map(kind).collect();
+    format!("{}: {}", count(all), kinds.join(", "))
 }
 
 fn caches(caches: &[CacheBytes], style: Style) -> String {

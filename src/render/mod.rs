@@ -16,6 +16,8 @@ mod facts;
 mod inspection;
 mod ledger;
 mod plan;
+#[cfg(test)]
+mod result_tests;
 mod run;
 mod style;
 mod table;
@@ -26,6 +28,7 @@ mod verification;
 mod view_tests;
 
 use std::io::{self, Write};
+use std::sync::OnceLock;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -33,18 +36,21 @@ use serde::Serialize;
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
 pub(crate) use compared::{differences, staleness};
-pub(crate) use conversion::conversion;
-pub(crate) use demo::{demo_close, demo_heading, demo_machine, demo_prompt, demo_run};
+pub(crate) use conversion::{conversion, dry_run};
+pub(crate) use demo::{demo_close, demo_machine, demo_prompt, demo_run, demo_title};
 pub(crate) use doctor::DoctorReport;
 pub(crate) use download::{
     date, download, download_json, download_size, download_time, with_download,
 };
 pub(crate) use explanation::explanation;
 pub(crate) use inspection::inspection;
-pub(crate) use plan::{PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json};
+pub(crate) use plan::{
+    Misfit, PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json,
+};
 pub(crate) use run::{run_json, run_report, run_warnings};
 pub(crate) use style::Style;
-pub(crate) use verification::verification;
+use style::Tone;
+pub(crate) use verification::{Verified, verification};
 
 /// Prints data.
 pub(crate) fn data(text: &str) -> Result<()> {
@@ -64,6 +70,20 @@ pub(crate) fn next(text: &str) -> Result<()> {
     data(&format!("{text}\n"))
 }
 
+/// How text is set on standard error. It is said once, by `main`: warnings come from everywhere.
+static ERROR_STYLE: OnceLock<Style> = OnceLock::new();
+
+/// Says how text is set on standard error from now on; only the first call counts.
+pub(crate) fn set_error_style(style: Style) {
+    let _ = ERROR_STYLE.set(style);
+}
+
+/// How text is set on standard error.
+pub(crate) fn error_style() -> Style {
+    // Nobody asked: the environment is not read here, so no colour.
+    *ERROR_STYLE.get_or_init(|| Style::of_errors(true))
+}
+
 /// Prints something that is not data. A standard error that is gone is nobody's concern.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
@@ -71,18 +91,28 @@ pub(crate) fn note(text: &str) {
 
 /// Prints a warning.
 pub(crate) fn warning(text: &str) {
-    note(&format!("warning: {text}"));
+    note(warning_text(text, error_style()).trim_end());
+}
+
+/// A warning as it is printed.
+fn warning_text(text: &str, style: Style) -> String {
+    style.toned_paragraph(Tone::Warn, "warning: ", text)
 }
 
 /// Prints an error with its causes; under `--json` as an object on standard output too, which
 /// `kind` names for programs.
 pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>) {
     let message = causes(error);
-    note(&format!("error: {message}"));
+    note(error_text(&message, error_style()).trim_end());
     if let Some(kind) = kind {
         // Who does not read standard output has the message from standard error.
         let _ = json(&error_json(kind, &message));
     }
+}
+
+/// An error as it is printed.
+fn error_text(message: &str, style: Style) -> String {
+    style.toned_paragraph(Tone::Fail, "error: ", message)
 }
 
 /// An error as programs read it.
@@ -141,9 +171,14 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
+/// How many of something, `1 file` or `2 files`.
+pub(crate) fn plural(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
 /// How many files.
 pub(crate) fn files(number: usize) -> String {
-    if number == 1 { "1 file".to_owned() } else { format!("{} files", count(number as u64)) }
+    plural(number as u64, "file", "files")
 }
 
 /// A time with as many digits as it deserves.

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tierkeep_plans::budget::{CardPlacement, EmbeddingResidency};
+use tierkeep_plans::budget::{CardPlacement, EmbeddingResidency, Line};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
-use tierkeep_plans::plan::{IoMode, Plan, Range};
-use tierkeep_plans::planner::Advice;
+use tierkeep_plans::plan::{Abilities, IoMode, Need, Plan, Range};
+use tierkeep_plans::planner::{Advice, FittingChange, WouldFit};
 use tierkeep_plans::units::{Bytes, runs};
 use tierkeep_plans::what_if::Replaced;
 
 use super::ledger::{ledger, lines};
 use super::style::Tone;
-use super::{Style, count, files, note, percent, seconds, speed, table};
+use super::{Style, count, files, percent, plural, seconds, speed, table};
 use crate::commands::shared::Lack;
 
 /// A plan and what is told of it beside it.
@@ -106,7 +106,8 @@ pub(crate) fn plan(view: &PlanView<'_>, model: &Catalogue, style: Style) -> Stri
     for lack in view.lacks {
         let finding = format!("the engine of this build cannot execute {}", lack.what);
         text.push('\n');
-        text += &style.paragraph("warning: ", &format!("{finding}; {}", lack.remedy));
+        let warning = format!("{finding}; {}", lack.remedy);
+        text += &style.toned_paragraph(Tone::Warn, "warning: ", &warning);
     }
     text.push('\n');
     text
@@ -121,12 +122,12 @@ fn title(plan: &Plan, model: &Catalogue, style: Style) -> String {
         ""
     };
     let about = format!(
-        "{}, {} in {}, {} routed experts in {} layers{mtp}",
+        "{}, {} in {}, {} in {}{mtp}",
         plan.model.family,
         plan.model.total_bytes,
         files(model.shards.len()),
-        count(n_experts as u64),
-        spec.expert_layers().count(),
+        plural(n_experts as u64, "routed expert", "routed experts"),
+        plural(spec.expert_layers().count() as u64, "layer", "layers"),
     );
     style.paragraph("", &plan.model.directory.display().to_string())
         + &style.paragraph("", &about)
@@ -162,7 +163,11 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
     let slots = &placement.slots;
     let n_slots: u64 = slots.caps.iter().map(|&c| u64::from(c)).sum();
     let caps = caps(&slots.caps, |l| spec.is_expert_layer(l));
-    let mut text = style.paragraph("slots    ", &format!("{}; {caps}", count(n_slots)));
+    let held = match n_slots {
+        0 => "none in main memory".to_owned(),
+        n => format!("{}; {caps}", count(n)),
+    };
+    let mut text = style.paragraph("slots    ", &held);
     let n_pins: usize = slots.pins.iter().map(Vec::len).sum();
     let pins = match n_pins {
         0 => placement.pins_evidence.clone(),
@@ -177,8 +182,8 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
         let head = if streamed.head { " and the head" } else { "" };
         let bytes = plan.prediction.streamed_bytes_per_token;
         let what = format!(
-            "dense weights of {} layers ({layers}){head}: {bytes} are read for every token",
-            streamed.layers.len()
+            "dense weights of {} ({layers}){head}: {bytes} are read for every token",
+            plural(streamed.layers.len() as u64, "layer", "layers")
         );
         text += &style.paragraph("streamed ", &what);
     }
@@ -196,13 +201,13 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
         n => format!("{n} sequences of "),
     };
     let settings = format!(
-        "{} threads, {}, exact numerics, {sessions}{} tokens of context, KV cache in {}, batches of \
-         {}, embedding {embedding}, pages of reads {io}",
-        engine.threads,
+        "{}, {}, exact numerics, {sessions}{} of context, KV cache in {}, batches of {}, embedding \
+         {embedding}, pages of reads {io}",
+        plural(engine.threads, "thread", "threads"),
         engine.isa,
-        count(plan.request.context),
+        plural(plan.request.context, "token", "tokens"),
         format!("{:?}", engine.kv).to_lowercase(),
-        engine.prefill_batch
+        plural(engine.prefill_batch, "token", "tokens")
     );
     text += &style.paragraph("engine   ", &settings);
     text
@@ -263,40 +268,89 @@ fn advice(advice: &[Advice], style: Style) -> String {
     table::text(&rows)
 }
 
-/// A plan in a few lines on standard error, before it is executed.
-pub(crate) fn plan_in_brief(plan: &Plan) {
+/// A plan in a few lines, before it is executed.
+pub(crate) fn plan_in_brief(plan: &Plan, style: Style) -> String {
     let slots: u64 = plan.placement.slots.caps.iter().map(|&c| u64::from(c)).sum();
     let pins: usize = plan.placement.slots.pins.iter().map(Vec::len).sum();
-    note(&format!(
-        "planned: {} of a budget of {}; {slots} expert slots, {pins} pinned ({}); expected {} tokens/s, hit rate {} (p10 - p50 - p90)",
+    let brief = format!(
+        "{} of a budget of {}; {}, {} pinned ({}); expected {} tokens/s, hit rate {} (p10 - p50 - p90)",
         plan.ledger.total(),
         plan.request.budget_bytes,
+        plural(slots, "expert slot", "expert slots"),
+        count(pins as u64),
         plan.placement.pins_evidence,
         range(plan.prediction.decode_tokens_per_s, speed),
         range(plan.prediction.hit_rate, percent),
-    ));
+    );
+    style.paragraph("planned: ", &brief)
 }
 
-/// The verdict that a model does not fit, with its ledger and the smallest change.
-pub(crate) fn does_not_fit(model: &Path, result: &DoesNotFit, style: Style) -> String {
-    let mut text = format!("{} does not fit in {}\n\n", model.display(), result.budget);
+/// A model that does not fit, and what would make it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Misfit<'a> {
+    /// The model as it was asked for.
+    pub(crate) model: &'a Path,
+    /// Its ledger.
+    pub(crate) result: &'a DoesNotFit,
+    /// What would make it fit.
+    pub(crate) would_fit: &'a WouldFit,
+    /// What the engine of this build can do.
+    pub(crate) engine: Abilities,
+}
+
+/// The verdict that a model does not fit, with its ledger and every change with which it does.
+pub(crate) fn does_not_fit(misfit: &Misfit<'_>, style: Style) -> String {
+    let Misfit { model, result, would_fit, engine } = *misfit;
+    let verdict = style.paint(Tone::Fail, &format!("does not fit in {}", result.budget));
+    let mut text = format!("{} {verdict}\n\n", model.display());
     text += &ledger(&result.ledger, result.budget, style);
-    let budget = format!(
-        "--ram {} ({}); this ledger has no expert slot",
-        result.smallest_budget.0, result.smallest_budget
-    );
     text.push('\n');
-    text += &style.paragraph("the smallest budget that would do: ", &budget);
-    let context = match result.context_that_fits {
-        Some(context) => format!("or a shorter context: --ctx {context}"),
-        None => "no context is short enough for this budget".to_owned(),
+    let slots = result.ledger.bytes(Line::PinnedExperts) + result.ledger.bytes(Line::ExpertCache);
+    let none = if slots == Bytes(0) { ": no expert has a slot" } else { "" };
+    text += &style.paragraph("", &format!("this is the smallest placement{none}"));
+    text.push('\n');
+    let mut rows = table::table(style, &["what would make it fit", "needs", ""]);
+    let mut row = |flag: String, needs: Bytes, what: &str, lack: Option<Need>| {
+        let is_beyond = lack.is_some_and(|need| !engine.has(need));
+        let lack = if is_beyond { "; not with the engine of this build" } else { "" };
+        rows.add_row([flag, needs.to_string(), format!("{what}{lack}")]);
     };
-    text += &style.paragraph("", &context);
+    if let Some(budget) = would_fit.resident_budget {
+        let what = "a larger budget, all dense weights in memory";
+        row(format!("--ram {}", budget.0), budget, what, None);
+    }
+    if let Some(budget) = would_fit.streamed_budget {
+        let what = "a larger budget, dense weights read for every token";
+        row(format!("--ram {}", budget.0), budget, what, Some(Need::StreamedDense));
+    }
+    for change in &would_fit.changes {
+        row(change.flag.clone(), change.needs_bytes, &change.what, change.needs);
+    }
+    table::whole(&mut rows, 0);
+    table::whole(&mut rows, 1);
+    table::right(&mut rows, 1);
+    text += &table::text(&rows);
+    if would_fit.changes.is_empty() {
+        text.push('\n');
+        let none =
+            "within this budget no other single change is enough, a shorter context included";
+        text += &style.paragraph("", none);
+    }
     text
 }
 
 /// The same as JSON; `message` is the verdict in a line.
-pub(crate) fn does_not_fit_json(model: &Path, message: &str, result: &DoesNotFit) -> Value {
+pub(crate) fn does_not_fit_json(misfit: &Misfit<'_>, message: &str) -> Value {
+    let Misfit { model, result, would_fit, engine } = *misfit;
+    let change = |change: &FittingChange| {
+        json!({
+            "change": change.change,
+            "flag": change.flag,
+            "what": change.what,
+            "needs_bytes": change.needs_bytes,
+            "can_execute": change.needs.is_none_or(|need| engine.has(need)),
+        })
+    };
     json!({
         "schema_version": 1,
         "error": { "kind": "plan.does_not_fit", "message": message },
@@ -304,7 +358,11 @@ pub(crate) fn does_not_fit_json(model: &Path, message: &str, result: &DoesNotFit
         "model": model,
         "budget_bytes": result.budget,
         "smallest_budget_bytes": result.smallest_budget,
+        "resident_budget_bytes": would_fit.resident_budget,
+        "streamed_budget_bytes": would_fit.streamed_budget,
+        "can_stream": engine.has(Need::StreamedDense),
         "context_that_fits": result.context_that_fits,
+        "changes_that_fit": would_fit.changes.iter().map(change).collect::<Vec<_>>(),
         "ledger": result.ledger,
     })
 }

@@ -1,14 +1,12 @@
 //! The closing report of a run.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
 use tierkeep_doctor::Fact;
 use tierkeep_engine::AccessCounts;
 use tierkeep_engine::report::{PhaseReport, RunReport};
 use tierkeep_plans::units::Bytes;
 
-use super::{note, percent, speed, warning};
+use super::{Style, count, percent, plural, speed};
 use crate::commands::memory::Memory;
 
 /// Share by which actual may differ from predicted before it is a warning.
@@ -33,63 +31,68 @@ fn tiers(counts: &AccessCounts) -> String {
         share(counts.pinned_hits),
         share(counts.cache_hits),
         share(counts.misses),
-        counts.accesses()
+        count(counts.accesses())
     )
 }
 
-/// The report on standard error, after the answer.
-pub(crate) fn run_report(report: &RunReport, memory: &Memory) {
+/// The report, after the answer.
+pub(crate) fn run_report(report: &RunReport, memory: &Memory, style: Style) -> String {
     let RunReport { prefill, decode, .. } = report;
     let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "\nprefill   {} tokens in {:.3} s, {}; union of experts: {}",
-        prefill.tokens,
-        prefill.seconds,
-        rate(prefill.tokens_per_s),
-        tiers(&prefill.accesses)
+    let mut line = |label: &str, said: &str| text += &style.paragraph(label, said);
+    let tokens = |n: usize| plural(n as u64, "token", "tokens");
+    line(
+        "prefill   ",
+        &format!(
+            "{} in {:.3} s, {}; union of experts: {}",
+            tokens(prefill.tokens),
+            prefill.seconds,
+            rate(prefill.tokens_per_s),
+            tiers(&prefill.accesses)
+        ),
     );
     let steps = match (report.decode_ms_p50, report.decode_ms_p95) {
         (Some(p50), Some(p95)) => format!(", p50 {p50:.2} ms, p95 {p95:.2} ms"),
         _ => String::new(),
     };
-    let _ = writeln!(
-        text,
-        "decode    {} tokens in {:.3} s, {}{steps}",
-        decode.tokens,
-        decode.seconds,
-        rate(decode.tokens_per_s)
+    let rate_of_decode = rate(decode.tokens_per_s);
+    line(
+        "decode    ",
+        &format!("{} in {:.3} s, {rate_of_decode}{steps}", tokens(decode.tokens), decode.seconds),
     );
-    let _ = writeln!(text, "hits      {}", hits(decode));
-    let _ = writeln!(
-        text,
-        "read      {} loading, {} in prefill, {} in decode",
-        report.load_read_bytes, prefill.read_bytes, decode.read_bytes
+    line("hits      ", &hits(decode));
+    line(
+        "read      ",
+        &format!(
+            "{} loading, {} in prefill, {} in decode",
+            report.load_read_bytes, prefill.read_bytes, decode.read_bytes
+        ),
     );
-    let _ = writeln!(
-        text,
-        "memory    footprint {} of {} planned, peak resident {}{}; budget {}",
-        known(&memory.footprint_bytes),
-        report.planned_footprint_bytes,
-        known(&memory.peak_rss_bytes),
-        memory
-            .group_peak_bytes
-            .value()
-            .map_or_else(String::new, |&b| format!(", peak of the group {}", Bytes(b))),
-        report.budget_bytes
+    let group = memory.group_peak_bytes.value();
+    let group = group.map_or_else(String::new, |&b| format!(", peak of the group {}", Bytes(b)));
+    line(
+        "memory    ",
+        &format!(
+            "footprint {} of {} planned, peak resident {}{group}; budget {}",
+            known(&memory.footprint_bytes),
+            report.planned_footprint_bytes,
+            known(&memory.peak_rss_bytes),
+            report.budget_bytes
+        ),
     );
     let predicted = report.predicted_tokens_per_s;
-    let _ = write!(
-        text,
-        "expected  {} tokens/s ({} to {}), hit rate {}; got {}, {}",
-        speed(predicted.p50),
-        speed(predicted.p10),
-        speed(predicted.p90),
-        percent(report.predicted_hit_rate.p50),
-        rate(decode.tokens_per_s),
-        decode.hit_rate.map_or_else(|| "-".to_owned(), percent)
+    line(
+        "expected  ",
+        &format!(
+            "{} tokens/s ({} to {}), hit rate {}; got {rate_of_decode}, {}",
+            speed(predicted.p50),
+            speed(predicted.p10),
+            speed(predicted.p90),
+            percent(report.predicted_hit_rate.p50),
+            decode.hit_rate.map_or_else(|| "-".to_owned(), percent)
+        ),
     );
-    note(&text);
+    text
 }
 
 fn hits(decode: &PhaseReport) -> String {
@@ -99,13 +102,10 @@ fn hits(decode: &PhaseReport) -> String {
     }
 }
 
-/// Warns of what differs from the plan by more than a tenth; returns whether anything does.
-pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> bool {
-    let mut any = false;
-    let mut warn = |text: String| {
-        any = true;
-        warning(&text);
-    };
+/// What differs from the plan by more than a tenth.
+pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut warn = |text: String| warnings.push(text);
     if memory.is_over(report.budget_bytes) {
         warn(format!(
             "peak resident memory of {} is over the budget of {}: please report this",
@@ -118,8 +118,10 @@ pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> bool {
             && bound != line.planned_bytes
         {
             warn(format!(
-                "{} bound for \"{}\", {} planned: please report this",
-                bound, line.line, line.planned_bytes
+                "{} bytes bound for \"{}\", {} planned: please report this",
+                count(bound.0),
+                line.line,
+                count(line.planned_bytes.0)
             ));
         }
     }
@@ -135,7 +137,7 @@ pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> bool {
             speed(predicted.p90)
         ));
     }
-    any
+    warnings
 }
 
 /// The report as JSON.

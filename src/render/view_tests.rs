@@ -1,5 +1,6 @@
 //! What a person sees of models and plans, in every style: the small model of `examples/` planned for
-//! machines whose facts are written here, so that no figure is of the machine that runs the test.
+//! machines whose facts are written down in `testing`, so that no figure is of the machine that runs the
+//! test.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -7,66 +8,25 @@
     reason = "a test stops where something is wrong"
 )]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tierkeep_doctor::{DiskReadSpeed, Fact, Facts, GpuFact};
+use tierkeep_doctor::{Fact, Facts};
 use tierkeep_plans::catalogue::{Catalogue, Outline};
 use tierkeep_plans::compare;
 use tierkeep_plans::explain::{self, Subject};
 use tierkeep_plans::inspect::Inspection;
-use tierkeep_plans::place::DenseRule;
-use tierkeep_plans::plan::Plan;
-use tierkeep_plans::planner::{self, Options, PlanRefusal};
+use tierkeep_plans::place::{DenseRule, DoesNotFit};
+use tierkeep_plans::plan::{Abilities, Plan};
+use tierkeep_plans::planner::{self, Options, PlanRefusal, WouldFit};
 use tierkeep_plans::stale;
 use tierkeep_plans::units::{Bytes, SizeRequest};
 use tierkeep_plans::what_if::WhatIf;
 
-use super::testing::snapshot;
-use super::{PlanView, differences, does_not_fit, explanation, inspection, plan, staleness};
+use super::testing::{machine, nano, snapshot, workstation};
+use super::{
+    Misfit, PlanView, differences, does_not_fit, explanation, inspection, plan, staleness,
+};
 use crate::commands::shared::Lack;
-
-fn nano() -> Catalogue {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/glm-nano");
-    let mut model = Catalogue::open(&folder).unwrap();
-    model.directory = PathBuf::from("/models/glm-nano");
-    model
-}
-
-fn machine() -> Facts {
-    let mut facts = Facts::default();
-    facts.cpu.model_name = Fact::read("A Processor of 8 Cores".to_owned(), "/proc/cpuinfo");
-    facts.cpu.usable_threads = Fact::read(8, "one for each physical core");
-    let sets = ["avx2", "f16c"].map(str::to_owned);
-    facts.cpu.instruction_sets = Fact::read(sets.into(), "tried");
-    facts.memory.usable_bytes = Fact::read(24_000_000_000, "MemAvailable of /proc/meminfo");
-    facts.memory.limit = Fact::read(None, "no control group has a limit");
-    facts.memory.read_bandwidth_bytes_per_s = Fact::measured(40e9, "median sum over 1 GiB");
-    let read = DiskReadSpeed { bytes_per_s: 2.5e9, read_bytes: 1 << 20, queue_depth: 8 };
-    facts.disk.read = Fact::measured(read.clone(), "past the page cache");
-    facts.disk.reads = Fact::measured(vec![read], "past the page cache");
-    facts.disk.device = Fact::read("nvme0n1".to_owned(), "");
-    facts.disk.filesystem = Fact::read("ext4".to_owned(), "");
-    facts
-}
-
-/// The same with a card, and another one that is busy.
-fn workstation() -> Facts {
-    let card = |index: u32, free: u64| GpuFact {
-        index,
-        name: Fact::read("A Card of 8 GB".to_owned(), ""),
-        memory_total_bytes: Fact::read(8_000_000_000, ""),
-        memory_free_bytes: Fact::read(free, ""),
-        memory_bandwidth_bytes_per_s: Fact::estimated(300e9, "clock times width"),
-        link_bytes_per_s: Fact::estimated(12e9, "PCIe 3.0 x16"),
-        driver_version: Fact::read("550.54".to_owned(), ""),
-        ..GpuFact::default()
-    };
-    let mut facts = machine();
-    let cards = vec![card(0, 7_500_000_000), card(1, 100_000_000)];
-    facts.gpus.nvidia = Fact::read(cards, "NVIDIA management library");
-    facts.gpus.others = Fact::read(Vec::new(), "");
-    facts
-}
 
 fn options(ram: u64) -> Options {
     Options {
@@ -142,9 +102,29 @@ fn a_plan_that_streams_dense_weights() {
 #[test]
 fn what_does_not_fit() {
     let model = nano();
-    let refusal = planner::plan(&model, &machine(), &options(1_000_000), None).unwrap_err();
-    let PlanRefusal::DoesNotFit { result, .. } = refusal else { panic!("{refusal}") };
-    snapshot("plan-does-not-fit", |style| does_not_fit(&model.directory, &result, style));
+    let refused = |options: &Options| {
+        let refusal = planner::plan(&model, &workstation(), options, None).unwrap_err();
+        let PlanRefusal::DoesNotFit { result, would_fit, .. } = refusal else {
+            panic!("{refusal}")
+        };
+        (result, would_fit)
+    };
+    let engine =
+        Abilities { vram: false, streamed_dense: false, sessions: false, frequency: false };
+    let view = |(result, would_fit): &(Box<DoesNotFit>, Box<WouldFit>), style| {
+        does_not_fit(&Misfit { model: &model.directory, result, would_fit, engine }, style)
+    };
+    let nothing = refused(&Options { engine, ..options(1_000_000) });
+    snapshot("plan-does-not-fit", |style| view(&nothing, style));
+    let much = refused(&Options {
+        sessions: Some(4),
+        prefill_batch: Some(512),
+        slots: Some(20),
+        context: Some(1024),
+        engine,
+        ..options(42_000_000)
+    });
+    snapshot("plan-does-not-fit-yet", |style| view(&much, style));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use tierkeep_doctor::Facts;
+use tierkeep_doctor::{Facts, Measuring};
 use tierkeep_plans::planner;
 use tierkeep_plans::what_if::{Replaced, WhatIf};
 
@@ -85,10 +85,19 @@ fn machine(
     let mut facts = match &args.machine {
         // Another machine's facts are all that is known of it: nothing here is looked at.
         Some(file) => Facts::read(file)?,
-        None => opened.facts(context, !args.no_measure),
+        None => opened.facts(context, measuring(args)),
     };
     let replaced = args.what_if.as_ref().map_or_else(Vec::new, |changes| changes.apply(&mut facts));
     Ok((facts, replaced))
+}
+
+/// What is to be measured: nothing that the user's own figures replace.
+fn measuring(args: &PlanVerbArgs) -> Measuring {
+    let replaces = |of: fn(&WhatIf) -> bool| args.what_if.as_ref().is_some_and(of);
+    Measuring {
+        memory: !args.no_measure && !replaces(WhatIf::replaces_memory_speed),
+        disk: !args.no_measure && !replaces(WhatIf::replaces_disk),
+    }
 }
 
 /// What to do with the plan.

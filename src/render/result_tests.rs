@@ -1,0 +1,369 @@
+//! What a person sees of the doctor, and of what verbs come to: runs, verifications, conversions, the
+//! demo, warnings and errors. Every figure is written here.
+#![allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use tierkeep_doctor::{
+    Cache, CacheKind, CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts,
+    FilesystemKind, HugePagePool, NumaNode,
+};
+use tierkeep_engine::AccessCounts;
+use tierkeep_engine::convert::{ClassReport, ConvertReport, TensorClass};
+use tierkeep_engine::generate::Ended;
+use tierkeep_engine::report::{LineReport, PhaseReport, RunReport};
+use tierkeep_engine::verify::{CaseReport, OracleCase};
+use tierkeep_plans::budget::Line;
+use tierkeep_plans::catalogue::StopTokens;
+use tierkeep_plans::checks::{self, Check};
+use tierkeep_plans::plan::Range;
+use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::units::{Bytes, SizeRequest};
+
+use super::testing::{machine, nano, snapshot, workstation};
+use super::{
+    DoctorReport, Verified, causes, conversion, demo_close, demo_machine, demo_run, demo_title,
+    dry_run, error_text, plan_in_brief, run_report, run_warnings, verification, warning_text,
+};
+use crate::commands::demo::DemoRun;
+use crate::commands::memory::Memory;
+
+/// A workstation of which nearly everything is known.
+fn well_known() -> Facts {
+    let mut facts = workstation();
+    let cpu = &mut facts.cpu;
+    cpu.sockets = Fact::read(1, "packages of the online CPUs");
+    cpu.physical_cores = Fact::read(8, "siblings counted once");
+    cpu.logical_cores = Fact::read(16, "/sys/devices/system/cpu/online");
+    cpu.smt = Fact::read(true, "two threads on a core");
+    let kind =
+        |kind, cores, threads, cpus: &str| CoreKind { kind, cores, threads, cpus: cpus.into() };
+    cpu.core_kinds = Fact::read(
+        vec![kind(CoreSpeed::Fast, 6, 12, "0-11"), kind(CoreSpeed::Slow, 2, 4, "12-15")],
+        "cpu_capacity",
+    );
+    let node = NumaNode { id: 0, cpus: "0-15".to_owned(), memory_bytes: Some(32_000_000_000) };
+    cpu.numa_nodes = Fact::read(vec![node], "/sys/devices/system/node");
+    let cache = |level, kind, bytes, instances| Cache {
+        level,
+        kind,
+        bytes,
+        shared_by_threads: 2,
+        instances,
+    };
+    cpu.caches = Fact::read(
+        vec![
+            cache(1, CacheKind::Data, 32 << 10, 8),
+            cache(2, CacheKind::Unified, 1 << 20, 8),
+            cache(3, CacheKind::Unified, 32 << 20, 1),
+        ],
+        "/sys/devices/system/cpu",
+    );
+    cpu.allowed_cpus = Fact::read("0-15".to_owned(), "affinity of this process");
+    cpu.quota_cores = Fact::read(None, "no control group has a quota");
+    let memory = &mut facts.memory;
+    memory.total_bytes = Fact::read(32_000_000_000, "MemTotal of /proc/meminfo");
+    memory.available_bytes = Fact::read(24_000_000_000, "MemAvailable of /proc/meminfo");
+    memory.swap_total_bytes = Fact::read(2_000_000_000, "SwapTotal of /proc/meminfo");
+    memory.swap_free_bytes = Fact::read(1_500_000_000, "SwapFree of /proc/meminfo");
+    memory.limit = Fact::read(
+        Some(CgroupLimit {
+            group: "/user.slice/user-1000.slice/session-3.scope".to_owned(),
+            version: CgroupVersion::V2,
+            file: "memory.max".to_owned(),
+            limit_bytes: 16_000_000_000,
+            used_bytes: 5_000_000_000,
+            reclaimable_bytes: 1_000_000_000,
+            headroom_bytes: 12_000_000_000,
+        }),
+        "the tightest of 3 groups",
+    );
+    memory.usable_bytes = Fact::read(12_000_000_000, "the group binds");
+    memory.read_bandwidth_one_thread_bytes_per_s = Fact::measured(14e9, "median sum over 1 GiB");
+    let pool = HugePagePool { page_bytes: 2 << 20, total: 512, free: 500 };
+    memory.huge_pages = Fact::read(vec![pool], "/sys/kernel/mm/hugepages");
+    memory.transparent_huge_pages = Fact::read("madvise".to_owned(), "/sys/kernel/mm");
+    memory.locked_limit_bytes = Fact::read(Some(8 << 20), "/proc/self/limits");
+    let disk = &mut facts.disk;
+    let path =
+        "/srv/models/published/zai-org/GLM-5.2-FP8/snapshots/0123456789abcdef0123456789abcdef";
+    disk.path = Fact::read(path.to_owned(), "links resolved");
+    disk.kind = Fact::read(FilesystemKind::Local, "");
+    disk.mount_point = Fact::read("/srv".to_owned(), "/proc/self/mountinfo");
+    disk.link = Fact::read("PCIe 4.0 x4".to_owned(), "/sys/block/nvme0n1");
+    disk.rotational = Fact::read(false, "queue/rotational of nvme0n1");
+    disk.total_bytes = Fact::read(2_000_000_000_000, "statvfs");
+    disk.free_bytes = Fact::read(900_000_000_000, "statvfs");
+    let read = |bytes_per_s, read_bytes, queue_depth| DiskReadSpeed {
+        bytes_per_s,
+        read_bytes,
+        queue_depth,
+    };
+    disk.reads = Fact::measured(
+        vec![read(0.4e9, 64 << 10, 1), read(2.1e9, 1 << 20, 4), read(2.5e9, 1 << 20, 8)],
+        "past the page cache",
+    );
+    facts.platform.os = Fact::read("Linux".to_owned(), "");
+    facts.platform.kernel = Fact::read("6.8.0".to_owned(), "/proc/sys/kernel/osrelease");
+    facts.platform.container = Fact::read("none".to_owned(), "no sign of one");
+    facts.platform.virtual_machine = Fact::read("none".to_owned(), "no hypervisor flag");
+    facts.platform.wsl = Fact::read(false, "release of the kernel");
+    facts
+}
+
+fn report<'a>(model: Option<&'a Path>, facts: &'a Facts, checks: &'a [Check]) -> DoctorReport<'a> {
+    DoctorReport { model, facts, checks, download: None }
+}
+
+#[test]
+fn a_machine() {
+    let facts = well_known();
+    let checks = checks::machine_checks(&facts);
+    snapshot("doctor", |style| report(None, &facts, &checks).text(style));
+    // Of this one hardly anything is known.
+    let facts = machine();
+    let checks = checks::machine_checks(&facts);
+    snapshot("doctor-unknown", |style| report(None, &facts, &checks).text(style));
+}
+
+#[test]
+fn a_machine_and_a_model() {
+    let facts = machine();
+    let model = nano();
+    let stop_tokens = StopTokens::default();
+    let mut checks = checks::machine_checks(&facts);
+    checks.extend(checks::whole_model_checks(&model, &stop_tokens, None));
+    checks.push(checks::disk_check(&model, &facts));
+    checks.extend(checks::plan_checks(&model, &facts, &Options::default()));
+    checks::sort(&mut checks);
+    let path = Some(model.directory.as_path());
+    snapshot("doctor-model", |style| report(path, &facts, &checks).text(style));
+}
+
+#[test]
+fn a_model_that_is_damaged() {
+    let facts = machine();
+    let shard = |at: usize| format!("model-{at:05}-of-00144.safetensors: a file that is not there");
+    let checks = [
+        Check::ok("model.config", "config.json of glm_moe_dsa"),
+        Check::warn(
+            "model.container",
+            "int4 with one scale a row, a container known to be poor",
+            "convert the published weights instead: tierkeep convert MODEL OUT --experts 4",
+        ),
+        Check::fail(
+            "model.shards",
+            "14 of 144 shards are not whole, the first of them \
+             /srv/models/published/zai-org/GLM-5.2-FP8/snapshots/0123456789abcdef/model-00017-of-00144.safetensors",
+            "download these files again; the others are whole",
+        )
+        .with_details((17..31).map(shard).collect()),
+        Check::skip_because("model.budget", "the model is not whole"),
+    ];
+    let path = Some(Path::new("/models/glm"));
+    snapshot("doctor-damaged", |style| report(path, &facts, &checks).text(style));
+}
+
+fn phase(tokens: usize, seconds: f64, counts: [u64; 3], read_bytes: u64) -> PhaseReport {
+    let [pinned_hits, cache_hits, misses] = counts;
+    let accesses = AccessCounts { pinned_hits, cache_hits, misses };
+    PhaseReport {
+        tokens,
+        seconds,
+        tokens_per_s: (tokens > 0).then(|| tokens as f64 / seconds),
+        accesses,
+        hit_rate: accesses.hit_rate(),
+        read_bytes: Bytes(read_bytes),
+    }
+}
+
+fn ran() -> (RunReport, Memory) {
+    let range = |p10, p50, p90| Range { p10, p50, p90 };
+    let line = |line, planned, bound| LineReport {
+        line,
+        planned_bytes: Bytes(planned),
+        bound_bytes: Some(Bytes(bound)),
+    };
+    let report = RunReport {
+        schema_version: 1,
+        tokens: vec![7; 65],
+        ended: Ended::Length,
+        load_read_bytes: Bytes(11_000_000_000),
+        load_seconds: 5.25,
+        prefill: phase(128, 3.2, [120, 8_000, 11_280], 213_000_000_000),
+        decode: phase(64, 40.0, [1_200, 20_000, 17_200], 325_000_000_000),
+        decode_ms_p50: Some(612.5),
+        decode_ms_p95: Some(845.25),
+        decode_by_layer: Vec::new(),
+        budget_bytes: Bytes(20_000_000_000),
+        planned_footprint_bytes: Bytes(19_980_000_000),
+        ledger: vec![
+            line(Line::DenseWeights, 10_960_000_000, 10_960_000_000),
+            line(Line::KvCache, 700_000_000, 700_000_000),
+        ],
+        predicted_tokens_per_s: range(1.41, 1.62, 1.83),
+        predicted_hit_rate: range(0.48, 0.55, 0.61),
+    };
+    let memory = Memory {
+        footprint_bytes: Fact::read(19_950_000_000, ""),
+        peak_rss_bytes: Fact::read(19_970_000_000, ""),
+        group_peak_bytes: Fact::unknown("no control group of this process has a limit"),
+    };
+    (report, memory)
+}
+
+#[test]
+fn a_run() {
+    let (good, memory) = ran();
+    assert_eq!(run_warnings(&good, &memory), Vec::<String>::new());
+    snapshot("run", |style| run_report(&good, &memory, style));
+    let (mut bad, mut memory) = ran();
+    bad.decode = phase(0, 0.0, [0; 3], 0);
+    bad.prefill = phase(1, 1.0, [0, 0, 12], 9_000_000);
+    (bad.decode_ms_p50, bad.decode_ms_p95) = (None, None);
+    memory.footprint_bytes = Fact::unknown("/proc/self/status cannot be read");
+    memory.group_peak_bytes = Fact::read(20_100_000_000, "");
+    snapshot("run-of-one-token", |style| run_report(&bad, &memory, style));
+}
+
+#[test]
+fn a_run_that_was_not_as_planned() {
+    let (mut report, mut memory) = ran();
+    report.decode.tokens_per_s = Some(0.8);
+    report.ledger[1].bound_bytes = Some(Bytes(700_000_001));
+    memory.peak_rss_bytes = Fact::read(20_100_000_000, "");
+    let warnings = run_warnings(&report, &memory);
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    snapshot("run-warnings", |style| warnings.iter().map(|w| warning_text(w, style)).collect());
+}
+
+#[test]
+fn a_plan_in_brief() {
+    let ram = Some(SizeRequest::Absolute(Bytes(28_000_000)));
+    let options = Options { ram, context: Some(512), ..Options::default() };
+    let plan = planner::plan(&nano(), &machine(), &options, None).unwrap();
+    snapshot("run-plan", |style| plan_in_brief(&plan, style));
+}
+
+#[test]
+fn a_verification() {
+    let case =
+        |text: Option<&str>| OracleCase { text: text.map(str::to_owned), ..OracleCase::default() };
+    let oracle =
+        [case(Some("What is 2+2? Say it in one word, and say no more than that.")), case(None)];
+    let equal = CaseReport {
+        positions: 24,
+        positions_equal: 24,
+        positions_under_margin: 1,
+        under_margin_equal: 1,
+        greedy: 32,
+        greedy_equal: 32,
+        generated: vec![1; 32],
+        streamed_equal: 32,
+        selection_ties: 0,
+        logit_difference: Some(3.2e-6),
+        layer_differences: Vec::new(),
+    };
+    let mut unequal = CaseReport { greedy_equal: 5, selection_ties: 3, ..equal.clone() };
+    (unequal.streamed_equal, unequal.logit_difference) = (4, None);
+    unequal.layer_differences = vec![1.1e-7, 2.5e-7, 0.031];
+    let of = |reports: &[CaseReport], holds, style| {
+        let model = Path::new("examples/glm-nano");
+        let oracle = &oracle;
+        verification(&Verified { model, threads: 8, isa: "avx2", oracle, reports, holds }, style)
+    };
+    snapshot("verify", |style| of(&[equal.clone(), equal.clone()], true, style));
+    snapshot("verify-unequal", |style| of(&[equal.clone(), unequal.clone()], false, style));
+}
+
+#[test]
+fn a_conversion() {
+    let class = |class, n_weights, bytes_in, bytes_out, error: Option<f64>| ClassReport {
+        class,
+        n_weights,
+        bytes_in: Bytes(bytes_in),
+        bytes_out: Bytes(bytes_out),
+        worst_relative_error: error.map(|e| e * 2.5),
+        worst_weight: error.map(|_| "model.layers.3.mlp.gate_proj.weight".to_owned()),
+        mean_relative_error: error,
+    };
+    let report = ConvertReport {
+        files: (0..78).map(|at| PathBuf::from(format!("{at}"))).collect(),
+        copied: Vec::new(),
+        classes: vec![
+            class(TensorClass::Experts, 57_600, 724_775_731_200, 363_000_000_000, Some(0.0712)),
+            class(TensorClass::Dense, 702, 18_000_000_000, 9_000_000_000, Some(0.0046)),
+            class(TensorClass::Kept, 1_200, 90_000_000, 90_000_000, None),
+        ],
+        bytes_in: Bytes(742_865_731_200),
+        bytes_out: Bytes(372_090_000_000),
+        padding_bytes: Bytes(70_000_000),
+        header_bytes: Bytes(16_000_000),
+        unrecognised_bytes: Bytes(0),
+    };
+    let long = Path::new(
+        "/srv/models/converted/zai-org/GLM-5.2-FP8/int4-groups-of-64-scales-of-16-bits-mtp-at-8-bits/checked",
+    );
+    snapshot("convert", |style| conversion(Path::new("/models/glm-int4"), &report, style));
+    snapshot("convert-long-path", |style| conversion(long, &report, style));
+    snapshot("convert-dry-run", |style| {
+        [Path::new("/models/glm-int4"), long]
+            .map(|out| dry_run(out, Bytes(372_090_000_000), style))
+            .concat()
+    });
+}
+
+#[test]
+fn a_demo() {
+    let run = |pins: usize, hit_rate, read_bytes| DemoRun {
+        tokens: 320,
+        tokens_per_s: Some(412.5),
+        hit_rate: Some(hit_rate),
+        pinned_share: if pins > 0 { 0.31 } else { 0.0 },
+        read_bytes,
+        pins,
+        pins_evidence: match pins {
+            0 => "no pins were asked for".to_owned(),
+            n => format!("{n} pins: the most used of every layer, as asked for"),
+        },
+        expected_hit_rate: 0.44,
+        answers: Vec::new(),
+    };
+    let (first, second) = (run(0, 0.461, 41_000_000), run(48, 0.522, 17_100_000));
+    let without = run(0, 0.498, 18_000_000);
+    let judgement = "no pins: on held-out history they would lose 0.4 % of accesses";
+    snapshot("demo", |style| {
+        [
+            demo_machine(&machine(), &nano(), style),
+            demo_title("3. run it: an answer, a count, a person as JSON, some prose", style),
+            demo_run(&first, style),
+            demo_close(
+                (&first, &second, &without),
+                (judgement, true),
+                Path::new("examples/glm-nano"),
+                style,
+            ),
+        ]
+        .concat()
+    });
+}
+
+#[test]
+fn warnings_and_errors() {
+    let error = anyhow!("offset 4096: wanted 18915328 bytes, got 12288: the file is cut off")
+        .context("/srv/models/published/zai-org/GLM-5.2-FP8/snapshots/0123456789abcdef0123456789abcdef/model-00017-of-00144.safetensors")
+        .context("cannot load /models/glm");
+    snapshot("messages", |style| {
+        [
+            warning_text("the model has no chat template: the prompt is given as it is", style),
+            error_text(&causes(&error), style),
+            error_text(
+                "--vram asks for 90.00 GB, above the 7.50 GB that the graphics cards have free: ask \
+                 for less, or insist with --allow-overcommit",
+                style,
+            ),
+        ]
+        .concat()
+    });
+}
