@@ -139,7 +139,7 @@ fn budgets_are_the_least_with_and_without_streaming() {
     let (resident, streamed) = (would.resident_budget.unwrap().0, would.streamed_budget.unwrap().0);
     assert!(streamed < resident);
     assert!(fits(&within(&options, resident)) && !fits(&within(&options, resident - 1)));
-    let streaming = Options { dense: DenseRule::Auto, engine: Abilities::ALL, ..options.clone() };
+    let streaming = Options { dense: DenseRule::Auto, engine: Abilities::ALL, ..options };
     let streaming = Options { vram: Some(SizeRequest::Absolute(Bytes(0))), ..streaming };
     assert!(fits(&within(&streaming, streamed)) && !fits(&within(&streaming, streamed - 1)));
 }

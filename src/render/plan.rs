@@ -316,11 +316,11 @@ pub(crate) fn does_not_fit(misfit: &Misfit<'_>, style: Style) -> String {
         rows.add_row([flag, needs.to_string(), format!("{what}{lack}")]);
     };
     if let Some(budget) = would_fit.resident_budget {
-        let what = "a larger budget, all dense weights in memory";
+        let what = "the smallest budget with all dense weights in memory";
         row(format!("--ram {}", budget.0), budget, what, None);
     }
     if let Some(budget) = would_fit.streamed_budget {
-        let what = "a larger budget, dense weights read for every token";
+        let what = "the smallest budget with dense weights read for every token";
         row(format!("--ram {}", budget.0), budget, what, Some(Need::StreamedDense));
     }
     for change in &would_fit.changes {

@@ -224,9 +224,11 @@ fn check_tensor(tensor: RawTensor<'_>) -> Result<(), HeaderError> {
     };
     // Of a type that nobody knows the byte range is believed: it is checked against its neighbours.
     let Some(element_bits) = dtype.bits() else { return Ok(()) };
-    let want = shape.iter().try_fold(element_bits, |bits, &dim| bits.checked_mul(dim));
     // Counted in bits, for elements of 4 and 6 fill whole bytes only together.
-    if want != range_bytes.checked_mul(8) || want.is_none() {
+    let want = shape
+        .iter()
+        .try_fold(u128::from(element_bits), |bits, &dim| bits.checked_mul(u128::from(dim)));
+    if want != Some(u128::from(range_bytes) * 8) {
         return Err(HeaderError::ShapeMismatch {
             tensor: tensor(),
             shape: of_shape(),
