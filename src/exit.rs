@@ -239,7 +239,7 @@ fn hub(error: &HubError) -> Class {
         HubError::Stalled { .. } => failure("hub.stalled"),
         HubError::Broken { .. } => failure("hub.broken"),
         HubError::Contradiction { .. } => failure("hub.contradiction"),
-        HubError::TooLarge { .. } => failure("hub.too_large"),
+        HubError::TooLarge { .. } | HubError::HeadersTooLarge { .. } => failure("hub.too_large"),
         HubError::BadAnswer { .. } => failure("hub.bad_answer"),
         HubError::Redirect { .. } => failure("hub.redirect"),
         HubError::Tls { .. } => failure("hub.tls"),

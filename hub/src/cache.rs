@@ -58,10 +58,13 @@ impl Shelf {
 
     /// A record that is whole and of this key.
     pub(crate) fn get(&self, name: &str) -> Option<(Meta, Vec<u8>)> {
-        let mut file = fs::File::open(self.path(name)?).ok()?;
-        if file.metadata().ok()?.len() > RECORD_CAP_BYTES {
+        let path = self.path(name)?;
+        // What is no file, such as a pipe, might never answer.
+        let meta = fs::metadata(&path).ok()?;
+        if !meta.is_file() || meta.len() > RECORD_CAP_BYTES {
             return None;
         }
+        let mut file = fs::File::open(path).ok()?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).ok()?;
         let (head, body) = split_line(&bytes)?;

@@ -17,6 +17,7 @@ use crate::error::HubError;
 use crate::proxy::{Proxies, without_password};
 use crate::range::ContentRange;
 use crate::settings::{Settings, Timing, Token};
+use crate::tries::{Failure, Passing};
 use crate::url::{self, Server};
 
 /// Redirections that are followed.
@@ -24,11 +25,10 @@ const MOST_REDIRECTS: usize = 8;
 /// Longest part that is asked for in one request, bytes: the cap of the safetensors header.
 pub(crate) const PART_CAP_BYTES: u64 = 100_000_008;
 /// A server that drips never stalls: after so many stalls' time it must have sent this much a second.
-const SLOW_STALLS: u32 = 3;
+pub(crate) const SLOW_STALLS: u32 = 3;
 const LEAST_BYTES_PER_S: f64 = 1000.0;
-/// The pause within which an interrupt is noticed.
-const SLICE: Duration = Duration::from_millis(50);
-
+/// Longest body of a redirection that is read, bytes.
+const SHORT_BODY_BYTES: u64 = 16 * 1024;
 /// Whose files are asked for: what a refusal is blamed on.
 #[derive(Clone, Debug)]
 pub(crate) enum Context {
@@ -62,31 +62,6 @@ pub(crate) enum Whole {
     Unchanged,
 }
 
-/// Why one try failed.
-enum Failure {
-    /// Another try would fail too.
-    Fatal(HubError),
-    /// Another try may succeed.
-    Passing(Passing),
-}
-
-enum Passing {
-    Stalled,
-    Broken(String),
-    Unreachable(String),
-    /// The server asks to wait.
-    Busy {
-        status: u16,
-        wait: Option<Duration>,
-    },
-}
-
-impl From<HubError> for Failure {
-    fn from(error: HubError) -> Self {
-        Self::Fatal(error)
-    }
-}
-
 struct Reply {
     status: u16,
     /// Where the redirections ended.
@@ -102,8 +77,8 @@ pub(crate) struct Client {
     direct: Agent,
     by_proxy: HashMap<String, Agent>,
     proxies: Proxies,
-    timing: Timing,
-    token: Option<(Server, Token)>,
+    pub(crate) timing: Timing,
+    pub(crate) token: Option<(Server, Token)>,
     stop: Arc<AtomicBool>,
     n_requests: AtomicU64,
     bytes: AtomicU64,
@@ -143,11 +118,7 @@ impl Client {
             })?;
             by_proxy.insert(url.clone(), agent(Some(proxy)));
         }
-        let endpoint: Option<Uri> = settings.endpoint.parse().ok();
-        let server = endpoint.as_ref().and_then(Server::of).ok_or_else(|| HubError::Setting {
-            name: "HF_ENDPOINT",
-            reason: format!("{:?} is not a URL such as https://huggingface.co", settings.endpoint),
-        })?;
+        let server = endpoint_server(&settings.endpoint)?;
         Ok(Self {
             direct: agent(None),
             by_proxy,
@@ -321,7 +292,7 @@ impl Client {
             if elapsed > self.timing.stall.saturating_mul(SLOW_STALLS)
                 && (bytes.len() as f64) < elapsed.as_secs_f64() * LEAST_BYTES_PER_S
             {
-                return Err(Failure::Passing(Passing::Stalled));
+                return Err(Failure::Passing(Passing::Slow));
             }
             match reader.read(&mut chunk) {
                 Ok(0) => return Ok(bytes),
@@ -349,8 +320,12 @@ impl Client {
         };
         let mut at: Uri = ask.url.parse().map_err(|_| not_followed(ask.url, "it is not a URL"))?;
         let mut linked_bytes = None;
+        let start = Instant::now();
         for _ in 0..=MOST_REDIRECTS {
             self.check_stop()?;
+            if start.elapsed() > self.timing.stall.saturating_mul(SLOW_STALLS) {
+                return Err(Failure::Passing(Passing::Slow));
+            }
             let mut response = self.request(&at, ask, range)?;
             let status = response.status().as_u16();
             let headers = response.headers().clone();
@@ -371,17 +346,16 @@ impl Client {
                 return Ok(Reply { status, url: at, headers, linked_bytes, body });
             }
             let location = text_of(&headers, "location").unwrap_or_default();
-            let to = url::join(&at, &location)
-                .ok_or_else(|| not_followed(&location, "it is not a URL"))?;
-            let to_scheme = to.scheme_str().unwrap_or_default();
-            if !["http", "https"].contains(&to_scheme) {
-                return Err(not_followed(&location, "only https and http are spoken").into());
+            let to =
+                redirected(&at, &location).map_err(|reason| not_followed(&location, reason))?;
+            let length = text_of(&headers, "content-length").and_then(|l| l.parse::<u64>().ok());
+            if let Some(length) = length.filter(|length| *length <= SHORT_BODY_BYTES) {
+                // Read, so that the connection can be used again; without it there is another.
+                match self.read(response.body_mut(), length) {
+                    Err(Failure::Fatal(error)) => return Err(error.into()),
+                    Ok(_) | Err(Failure::Passing(_)) => {}
+                }
             }
-            if at.scheme_str() == Some("https") && to_scheme == "http" {
-                return Err(not_followed(&location, "it would leave TLS").into());
-            }
-            // A short body is read, so that the connection can be used again.
-            let _ = response.body_mut().as_reader().take(16 * 1024).read_to_end(&mut Vec::new());
             at = to;
         }
         Err(not_followed(&at.to_string(), "there are too many redirections").into())
@@ -411,21 +385,31 @@ impl Client {
             _ => {}
         }
         self.n_requests.fetch_add(1, Ordering::Relaxed);
-        request.call().map_err(|error| self.failure(uri, error))
+        request.call().map_err(|error| self.failure(uri, proxy, error))
     }
 
     /// What a failed request is to be called.
-    fn failure(&self, uri: &Uri, error: ureq::Error) -> Failure {
+    fn failure(&self, uri: &Uri, proxy: Option<&str>, error: ureq::Error) -> Failure {
         let host = uri.host().unwrap_or_default().to_owned();
         let reason = plain(&error.to_string());
-        let unreachable = |reason| Failure::Passing(Passing::Unreachable(reason));
+        let by = proxy.map_or_else(String::new, |proxy| {
+            format!(", by the proxy {}", without_password(proxy))
+        });
+        let unreachable =
+            |reason: String| Failure::Passing(Passing::Unreachable(format!("{reason}{by}")));
         match error {
             ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
                 unreachable(format!("no connection within {:?}", self.timing.connect))
             }
+            // The headers as a whole, of which a part may have come.
+            ureq::Error::Timeout(ureq::Timeout::RecvResponse) => Failure::Passing(Passing::Slow),
             ureq::Error::Timeout(_) => Failure::Passing(Passing::Stalled),
             ureq::Error::HostNotFound => unreachable("its name is not known".to_owned()),
             ureq::Error::ConnectionFailed => unreachable(reason),
+            ureq::Error::Io(error) if is_unknown_name(&error) => unreachable(format!(
+                "a name on the way is not known: {}",
+                plain(&error.to_string())
+            )),
             ureq::Error::Io(error) => match error.kind() {
                 ErrorKind::ConnectionRefused
                 | ErrorKind::NetworkUnreachable
@@ -451,7 +435,11 @@ impl Client {
     /// What a status that is no success means, by the words that the hub adds to it.
     fn refusal(&self, ask: &Ask<'_>, reply: &Reply) -> Failure {
         let status = reply.status;
-        let said = reply.header("x-error-message").map_or_else(String::new, |text| plain(&text));
+        let said = reply.header("x-error-message").map_or_else(String::new, |text| {
+            // A server that repeats the token is not repeated.
+            let token = self.token.as_ref().map(|(_, token)| token.0.as_str());
+            plain(&token.map_or_else(|| text.clone(), |token| text.replace(token, "...")))
+        });
         let code = reply.header("x-error-code").unwrap_or_default();
         if status == 429 || status == 408 || status >= 500 {
             return Failure::Passing(Passing::Busy { status, wait: reply.asked_to_wait() });
@@ -479,6 +467,8 @@ impl Client {
                 host: reply.url.host().unwrap_or_default().to_owned(),
                 said: if said.is_empty() { "status 401".to_owned() } else { said },
             },
+            // The repository is there, as its listing was.
+            (401, _) if ask.is_file => refused("it asks for a token: set HF_TOKEN".to_owned()),
             // The hub does not tell strangers whether a private repository exists.
             (401, _) => not_found(),
             (404 | 410, _) if ask.is_file => HubError::Missing { url, said },
@@ -487,84 +477,8 @@ impl Client {
         })
     }
 
-    /// Tries until it succeeds, fails for good, or has been tried often enough.
-    fn with_tries<T>(
-        &self,
-        ask: &Ask<'_>,
-        mut attempt: impl FnMut() -> Result<T, Failure>,
-    ) -> Result<T, HubError> {
-        let mut waited = Duration::ZERO;
-        let mut backoff = self.timing.backoff;
-        let mut n_tries = 0;
-        loop {
-            let passing = match attempt() {
-                Ok(done) => return Ok(done),
-                Err(Failure::Fatal(error)) => return Err(error),
-                Err(Failure::Passing(passing)) => passing,
-            };
-            n_tries += 1;
-            // Without a network each try is as good as the first; one more is for a waking laptop.
-            let most = match &passing {
-                Passing::Unreachable(_) => self.timing.tries.min(2),
-                Passing::Stalled | Passing::Broken(_) | Passing::Busy { .. } => self.timing.tries,
-            };
-            let pause = match &passing {
-                Passing::Busy { wait: Some(wait), .. } => *wait,
-                Passing::Busy { .. }
-                | Passing::Stalled
-                | Passing::Broken(_)
-                | Passing::Unreachable(_) => backoff,
-            };
-            waited = waited.saturating_add(pause);
-            if n_tries >= most || waited > self.timing.longest_wait {
-                return Err(self.given_up(ask, passing, n_tries));
-            }
-            self.sleep(pause)?;
-            backoff = backoff.saturating_mul(2);
-        }
-    }
-
-    fn given_up(&self, ask: &Ask<'_>, passing: Passing, tries: u32) -> HubError {
-        let url = url::shown(ask.url);
-        let host = || {
-            let uri: Option<Uri> = ask.url.parse().ok();
-            uri.and_then(|uri| Some(uri.authority()?.to_string())).unwrap_or_else(|| url.clone())
-        };
-        match passing {
-            Passing::Stalled => {
-                HubError::Stalled { url, seconds: self.timing.stall.as_secs(), tries }
-            }
-            Passing::Broken(reason) => HubError::Broken { url, reason, tries },
-            Passing::Unreachable(reason) => HubError::Unreachable {
-                host: host(),
-                reason,
-                cached: "the cache has nothing of it".to_owned(),
-            },
-            Passing::Busy { status: 429, wait } => {
-                HubError::RateLimited { host: host(), wait_s: wait.map(|wait| wait.as_secs()) }
-            }
-            Passing::Busy { status, .. } => HubError::Broken {
-                url,
-                reason: format!("the server failed with status {status}"),
-                tries,
-            },
-        }
-    }
-
-    fn check_stop(&self) -> Result<(), HubError> {
+    pub(crate) fn check_stop(&self) -> Result<(), HubError> {
         if self.stop.load(Ordering::SeqCst) { Err(HubError::Interrupted) } else { Ok(()) }
-    }
-
-    /// Sleeps, but not through an interrupt.
-    fn sleep(&self, pause: Duration) -> Result<(), HubError> {
-        let mut left = pause;
-        while !left.is_zero() {
-            self.check_stop()?;
-            let slice = left.min(SLICE);
-            std::thread::sleep(slice);
-            left = left.saturating_sub(slice);
-        }
-        self.check_stop()
     }
 }
 
@@ -599,6 +513,50 @@ fn text_of(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
+/// The server of HF_ENDPOINT, which is part of what is shown and of the cache's names: so it must hold
+/// no secret.
+fn endpoint_server(endpoint: &str) -> Result<Server, HubError> {
+    let bad = |reason| HubError::Setting { name: "HF_ENDPOINT", reason };
+    let uri: Option<Uri> = endpoint.parse().ok();
+    if uri.as_ref().and_then(Uri::authority).is_some_and(|a| a.as_str().contains('@')) {
+        return Err(bad("a name and password in a URL are not sent".to_owned()));
+    }
+    if endpoint.contains(['?', '#']) {
+        return Err(bad("it ends where its query would begin: leave out '?' and '#'".to_owned()));
+    }
+    let server = uri.as_ref().and_then(Server::of);
+    server
+        .filter(|server| ["http", "https"].contains(&server.scheme.as_str()))
+        .ok_or_else(|| bad(format!("{endpoint:?} is not a URL such as https://huggingface.co")))
+}
+
+/// Where a redirection leads.
+///
+/// # Errors
+/// Why it is not followed.
+fn redirected(at: &Uri, location: &str) -> Result<Uri, &'static str> {
+    if location.is_empty() {
+        return Err("it does not say where to");
+    }
+    let is_spoken =
+        |scheme: &str| ["http", "https"].contains(&scheme.to_ascii_lowercase().as_str());
+    if url::scheme_of(location).is_some_and(|scheme| !is_spoken(scheme)) {
+        return Err("only https and http are spoken");
+    }
+    let to = url::join(at, location).ok_or("it is not a URL")?;
+    if at.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
+        return Err("it would leave TLS");
+    }
+    Ok(to)
+}
+
+/// Whether the name of a host could not be resolved, of which the standard library makes no kind of
+/// its own: the resolver's words, or the codes of Windows (WSAHOST_NOT_FOUND and its neighbours).
+fn is_unknown_name(error: &std::io::Error) -> bool {
+    let is_code = cfg!(windows) && matches!(error.raw_os_error(), Some(11_001..=11_004));
+    is_code || error.to_string().contains("failed to lookup address information")
+}
+
 /// A server's words as they may be shown: one short line without control characters.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
@@ -611,7 +569,11 @@ fn tls_config(settings: &Settings) -> Result<TlsConfig, HubError> {
     if path.is_dir() {
         return Ok(builder.build());
     }
-    let pem = std::fs::read(path).map_err(|source| HubError::Io { path: path.clone(), source })?;
+    let name = "SSL_CERT_FILE, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE";
+    let pem = std::fs::read(path).map_err(|error| HubError::Setting {
+        name,
+        reason: format!("{}: {error}", path.display()),
+    })?;
     let certificates: Vec<Certificate<'static>> = parse_pem(&pem)
         .filter_map(|item| match item {
             Ok(PemItem::Certificate(certificate)) => Some(certificate),
@@ -620,7 +582,7 @@ fn tls_config(settings: &Settings) -> Result<TlsConfig, HubError> {
         .collect();
     if certificates.is_empty() {
         return Err(HubError::Setting {
-            name: "SSL_CERT_FILE",
+            name,
             reason: format!("{} holds no PEM certificates", path.display()),
         });
     }

@@ -87,13 +87,16 @@ pub enum HubError {
         said: String,
     },
     /// Too many requests, and the wait is longer than is waited here.
-    #[error("{host} limits the rate of requests: {}; a token (HF_TOKEN) has higher limits",
-        wait_s.map_or_else(|| "try again in some minutes".to_owned(), |s| format!("try again in {s} s")))]
+    #[error("{host} limits the rate of requests: {}{}",
+        wait_s.map_or_else(|| "try again in some minutes".to_owned(), |s| format!("try again in {s} s")),
+        if *token_helps { "; a token (HF_TOKEN) has higher limits" } else { "" })]
     RateLimited {
         /// Who limits it.
         host: String,
         /// For how long, where it was said.
         wait_s: Option<u64>,
+        /// Whether it is a hub that no token was sent to.
+        token_helps: bool,
     },
     /// No connection.
     #[error(
@@ -145,21 +148,21 @@ pub enum HubError {
         /// What it would have sent.
         bytes: Option<u64>,
     },
-    /// Nothing came for longer than is waited.
+    /// Nothing, or hardly anything, came for longer than is waited.
     #[error(
-        "{url}: nothing came for {seconds} s, {tries} times in a row: try again later (what came is kept), \
-             or raise HF_HUB_DOWNLOAD_TIMEOUT"
+        "{url}: {what}{}: try again later (what came is kept), or raise HF_HUB_DOWNLOAD_TIMEOUT",
+        in_a_row(*tries)
     )]
     Stalled {
         /// What was asked for.
         url: String,
-        /// How long was waited each time.
-        seconds: u64,
+        /// What came, and how long was waited each time.
+        what: String,
         /// How often.
         tries: u32,
     },
     /// The connection broke again and again.
-    #[error("{url}: {reason}, {tries} times in a row: try again later (what came is kept)")]
+    #[error("{url}: {reason}{}: try again later (what came is kept)", in_a_row(*tries))]
     Broken {
         /// What was asked for.
         url: String,
@@ -191,6 +194,19 @@ pub enum HubError {
         /// What was asked for.
         url: String,
         /// Its size, or the least that it is.
+        bytes: u64,
+        /// The cap.
+        cap_bytes: u64,
+    },
+    /// Headers that are each short enough, and too long together.
+    #[error(
+        "the headers of this model have {bytes} bytes with that of {url}, more than the cap of {cap_bytes}: \
+             it is not what it should be"
+    )]
+    HeadersTooLarge {
+        /// The file whose header was one too many.
+        url: String,
+        /// The sum so far.
         bytes: u64,
         /// The cap.
         cap_bytes: u64,
@@ -239,4 +255,9 @@ pub enum HubError {
     /// The user interrupted it.
     #[error("interrupted; what came is kept")]
     Interrupted,
+}
+
+/// How often it was tried, where that was more than once.
+fn in_a_row(tries: u32) -> String {
+    if tries > 1 { format!(", {tries} times in a row") } else { String::new() }
 }

@@ -105,7 +105,7 @@ pub fn fetch_file(
     if let Some(bytes) = snapshot.small.get(name) {
         return Ok(Some(bytes.clone()));
     }
-    let client = Client::new(settings, Arc::clone(stop))?;
+    let client = Arc::new(Client::new(settings, Arc::clone(stop))?);
     let (shelf, context, trust, address) = place(settings, snapshot, name);
     small(&client, &shelf, &context, trust, (name, &address), INDEX_CAP_BYTES)
 }
@@ -125,7 +125,8 @@ pub fn fetch_head(
     }
     let client = Arc::new(Client::new(settings, Arc::clone(stop))?);
     let (shelf, context, trust, url) = place(settings, snapshot, name);
-    let job = Job { name: name.to_owned(), url, total: snapshot.file_bytes(name) };
+    let job =
+        Job { name: name.to_owned(), url, total: snapshot.file_bytes(name), is_listed: false };
     let mut heads = headers::fetch(&client, &context, &shelf, trust, vec![job], stop, &mut |_| {})?;
     Ok(heads.heads.remove(name))
 }
@@ -219,7 +220,7 @@ impl Fetch<'_> {
 /// A whole small file, from the cache where that is trusted or still true; `None` where there is
 /// no such file.
 pub(crate) fn small(
-    client: &Client,
+    client: &Arc<Client>,
     shelf: &Shelf,
     context: &Context,
     trust: Trust,
@@ -236,8 +237,12 @@ pub(crate) fn small(
         (Trust::Ask, Some((meta, _))) => meta.validator.clone(),
         (Trust::Immutable | Trust::Ask, None) => None,
     };
-    let ask = Ask { url: address, context, is_file: true, unless: unless.as_deref() };
-    let answer = match client.whole(&ask, cap_bytes) {
+    let (of_request, url) = (context.clone(), address.to_owned());
+    let whole = client.apart(move |client| {
+        let ask = Ask { url: &url, context: &of_request, is_file: true, unless: unless.as_deref() };
+        client.whole(&ask, cap_bytes)
+    });
+    let answer = match whole {
         Err(HubError::Missing { .. }) => return Ok(None),
         other => other?,
     };

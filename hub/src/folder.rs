@@ -130,9 +130,11 @@ fn read(
     let mut sizes = Vec::new();
     if trust != Trust::CacheOnly {
         for name in fetch.wanted.sizes.iter().filter(|name| !files.contains_key(**name)) {
-            let place = address.file(name);
-            let ask = Ask { url: &place, context, is_file: true, unless: None };
-            match fetch.client.size(&ask) {
+            let (place, context) = (address.file(name), context.clone());
+            let size = fetch.client.apart(move |client| {
+                client.size(&Ask { url: &place, context: &context, is_file: true, unless: None })
+            });
+            match size {
                 Ok(bytes) => sizes.push(RemoteFile { name: (*name).to_owned(), bytes }),
                 Err(HubError::Missing { .. }) => {}
                 Err(other) => return Err(other),
@@ -142,7 +144,12 @@ fn read(
     } else {
         sizes = kept_sizes(shelf);
     }
-    let job = |name: &String| Job { name: name.clone(), url: address.file(name), total: None };
+    let job = |name: &String| Job {
+        name: name.clone(),
+        url: address.file(name),
+        total: None,
+        is_listed: false,
+    };
     let (heads, rate) = fetch.heads(shelf, context, trust, names.iter().map(job).collect())?;
     if heads.heads.is_empty() {
         let found = if has_index {
@@ -156,7 +163,8 @@ fn read(
         |(name, bytes): (&String, u64)| RemoteFile { name: name.clone(), bytes: Some(bytes) };
     let listed = files.iter().map(|(name, bytes)| (name, bytes.len() as u64));
     let listed = listed.chain(heads.heads.iter().map(|(name, head)| (name, head.file_bytes)));
-    let all = listed.map(file).chain(sizes).collect();
+    let mut all: Vec<RemoteFile> = listed.map(file).chain(sizes).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(Snapshot {
         base: Base::Folder(address.clone()),
         name: address.to_string(),

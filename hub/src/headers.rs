@@ -29,6 +29,8 @@ pub(crate) struct Job {
     pub(crate) url: String,
     /// Its size, where a listing says.
     pub(crate) total: Option<u64>,
+    /// Whether a listing names it: then it has to be there.
+    pub(crate) is_listed: bool,
 }
 
 /// How far the cache is trusted.
@@ -209,7 +211,7 @@ impl Shared {
     ) -> Result<(Got, u64), HubError> {
         let ask = self.ask(&job.url);
         let part = match self.client.part(&ask, 0, LENGTH_BYTES, job.total) {
-            Err(HubError::Missing { .. }) => return Ok((Got::Absent, 0)),
+            Err(HubError::Missing { .. }) => return absent(job),
             other => other?,
         };
         let is_same = meta.validator.is_some()
@@ -241,7 +243,7 @@ impl Shared {
         let needed = answer.as_ref().ok().and_then(|part| needed_bytes(part, job));
         locked(&self.guess).settle(asked, needed);
         let mut part = match answer {
-            Err(HubError::Missing { .. }) => return Ok((Got::Absent, 0)),
+            Err(HubError::Missing { .. }) => return absent(job),
             other => other?,
         };
         let Some(file_bytes) = part.total.or(job.total) else {
@@ -259,7 +261,7 @@ impl Shared {
         };
         let all = self.all_bytes.fetch_add(needed, Ordering::SeqCst).saturating_add(needed);
         if all > ALL_HEADERS_CAP_BYTES {
-            return Err(HubError::TooLarge {
+            return Err(HubError::HeadersTooLarge {
                 url: url::shown(&job.url),
                 bytes: all,
                 cap_bytes: ALL_HEADERS_CAP_BYTES,
@@ -315,6 +317,15 @@ impl Shared {
     fn ask<'a>(&'a self, url: &'a str) -> Ask<'a> {
         Ask { url, context: &self.context, is_file: true, unless: None }
     }
+}
+
+/// What it means that the server does not have a file.
+fn absent(job: &Job) -> Result<(Got, u64), HubError> {
+    if job.is_listed {
+        let said = "the listing names it".to_owned();
+        return Err(HubError::Missing { url: url::shown(&job.url), said });
+    }
+    Ok((Got::Absent, 0))
 }
 
 /// How many bytes the head has by its first 8; `None` where they are not there or cannot be true.

@@ -23,6 +23,7 @@ mod reference;
 mod repo;
 mod settings;
 mod snapshot;
+mod tries;
 mod url;
 
 pub use self::download::{Download, Part};

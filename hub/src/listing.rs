@@ -9,6 +9,9 @@ pub(crate) const LISTING_CAP_BYTES: u64 = 32_000_000;
 /// Most files that a listing may name.
 const FILES_CAP: usize = 200_000;
 
+/// Largest file that is believed, bytes: a thousand times the largest that a hub takes.
+const FILE_CAP_BYTES: u64 = 1_000_000_000_000_000;
+
 /// What is wrong with a listing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
@@ -18,6 +21,14 @@ pub(crate) enum ListingError {
     /// It does not say which commit it is of.
     #[error("it names no commit (sha)")]
     NoCommit,
+    /// A file of it is larger than any disk.
+    #[error("it says that {name:?} has {bytes} bytes")]
+    Size {
+        /// The file.
+        name: String,
+        /// What is said of it.
+        bytes: u64,
+    },
     /// It is longer than any repository's.
     #[error("it lists {0} files")]
     TooMany(usize),
@@ -69,7 +80,22 @@ impl Listing {
         // The size of a large file is that of its content, whatever the pointer's is.
         let size = |s: &Sibling| s.lfs.as_ref().and_then(|lfs| lfs.size).or(s.size);
         let files = raw.siblings.iter().map(|s| (s.rfilename.clone(), size(s))).collect();
-        Ok(Self { commit, files })
+        let listing = Self { commit, files }.sorted();
+        let too_large =
+            |(_, bytes): &&(String, Option<u64>)| bytes.is_some_and(|b| b > FILE_CAP_BYTES);
+        match listing.files.iter().find(too_large) {
+            Some((name, bytes)) => {
+                Err(ListingError::Size { name: name.clone(), bytes: bytes.unwrap_or_default() })
+            }
+            None => Ok(listing),
+        }
+    }
+
+    /// With its files by name, each once: what is looked up is found by halving, however many there are.
+    pub(crate) fn sorted(mut self) -> Self {
+        self.files.sort_by(|a, b| a.0.cmp(&b.0));
+        self.files.dedup_by(|later, first| later.0 == first.0);
+        self
     }
 
     pub(crate) fn files(&self) -> Vec<RemoteFile> {
@@ -85,11 +111,22 @@ impl Listing {
     }
 
     pub(crate) fn bytes_of(&self, name: &str) -> Option<u64> {
-        self.files.iter().find(|(n, _)| n == name)?.1
+        self.files.get(self.at(name)?)?.1
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.files.iter().any(|(n, _)| n == name)
+        self.at(name).is_some()
+    }
+
+    fn at(&self, name: &str) -> Option<usize> {
+        self.files.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok()
+    }
+
+    /// What a repository has instead of safetensors, in words; `None` where it has safetensors or no weights.
+    pub(crate) fn weights_of_other_formats(&self) -> Option<String> {
+        let ends = |end: &str| self.names().any(|name| name.ends_with(end));
+        let has_other = [".gguf", ".bin", ".pth", ".onnx", ".h5", ".msgpack"].into_iter().any(ends);
+        (has_other && !ends(".safetensors")).then(|| self.other_formats())
     }
 
     /// What a repository without safetensors has instead, in words.

@@ -23,8 +23,12 @@ impl fmt::Display for Rate {
             write!(f, "{:.2} GB/s", rate / 1e9)
         } else if rate >= 1e6 {
             write!(f, "{:.1} MB/s", rate / 1e6)
-        } else {
+        } else if rate >= 1e3 {
             write!(f, "{:.0} kB/s", rate / 1e3)
+        } else {
+            // Three digits, however slow: never "0".
+            let digits = (2.0 - rate.log10().floor()).clamp(0.0, 12.0) as usize;
+            write!(f, "{rate:.digits$} B/s")
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use ureq::http::Uri;
 
 use crate::error::HubError;
-use crate::url;
+use crate::url::{self, Server};
 
 /// The revision that is meant where none is given.
 pub(crate) const DEFAULT_REVISION: &str = "main";
@@ -178,6 +178,9 @@ pub fn parse_remote(text: &str) -> Result<Option<Reference>, HubError> {
     if host.is_empty() {
         return Err(bad("the URL has no host"));
     }
+    if Server::of(&uri).is_none() {
+        return Err(bad("the port of the URL is no port"));
+    }
     if uri.authority().is_some_and(|a| a.as_str().contains('@')) {
         return Err(bad("a name and password in a URL are not sent"));
     }
@@ -312,6 +315,7 @@ mod tests {
             ("hf:a b/c", "letters"),
             ("ftp://x.org/m", "https://"),
             ("https://", "not a URL"),
+            ("https://x.org:99999/m", "no port"),
             ("https://huggingface.co/docs/a/b", "no model's page"),
         ] {
             assert!(shown(text).contains(part), "{text}: {}", shown(text));

@@ -83,7 +83,12 @@ pub(crate) fn snapshot(
     let Listing { commit, .. } = &found.listing;
     let name = format!("hf:{}@{commit}", reference.repo);
     if !found.listing.has("config.json") {
-        return Err(HubError::NoConfig { model: name });
+        // What has neither config nor safetensors, such as GGUF alone, is better told by what it has.
+        let found = found.listing.weights_of_other_formats();
+        return Err(match found {
+            Some(found) => HubError::NoSafetensors { model: name, found },
+            None => HubError::NoConfig { model: name },
+        });
     }
     let shelf = place.commit(fetch.cache(), commit);
     let trust = if found.offline.is_some() { Trust::CacheOnly } else { Trust::Immutable };
@@ -103,6 +108,7 @@ pub(crate) fn snapshot(
         name: (*name).to_owned(),
         url: place.file(commit, name),
         total: found.listing.bytes_of(name),
+        is_listed: true,
     };
     let jobs: Vec<Job> = names.iter().map(job).collect();
     if jobs.is_empty() {
@@ -118,12 +124,6 @@ pub(crate) fn snapshot(
             &|name| place.file(commit, name),
         )?;
         let (heads, rate) = fetch.heads(&shelf, &place.context, trust, jobs)?;
-        if let Some(absent) = heads.absent.first() {
-            return Err(HubError::Missing {
-                url: place.file(commit, absent),
-                said: "the listing names it".to_owned(),
-            });
-        }
         Ok((small, heads, rate))
     };
     let (small, heads, rate) = match (read(fetch), &found.offline) {
@@ -163,7 +163,7 @@ fn find(fetch: &Fetch<'_>, place: &Place) -> Result<Found, HubError> {
     let kept_of_commit = |commit: &str| {
         let (meta, json) = place.commit(fetch.cache(), commit).get(LISTING_RECORD)?;
         let listing: Listing = serde_json::from_slice(&json).ok()?;
-        (listing.commit == commit).then_some((listing, meta.at_unix_s))
+        (listing.commit == commit).then(|| (listing.sorted(), meta.at_unix_s))
     };
     if is_commit(revision)
         && let Some((listing, _)) = kept_of_commit(revision)
@@ -202,9 +202,12 @@ fn find(fetch: &Fetch<'_>, place: &Place) -> Result<Found, HubError> {
 fn ask(fetch: &Fetch<'_>, place: &Place, kept: Option<&Listing>) -> Result<Listing, HubError> {
     let revision = &place.reference.revision;
     let get = |address: &str| {
-        let context = &place.context;
-        let ask = Ask { url: address, context, is_file: false, unless: None };
-        match fetch.client.whole(&ask, LISTING_CAP_BYTES)? {
+        let (context, address) = (place.context.clone(), address.to_owned());
+        let whole = fetch.client.apart(move |client| {
+            let ask = Ask { url: &address, context: &context, is_file: false, unless: None };
+            client.whole(&ask, LISTING_CAP_BYTES)
+        });
+        match whole? {
             Whole::Changed { bytes, .. } => Ok(bytes),
             Whole::Unchanged => Ok(Vec::new()),
         }

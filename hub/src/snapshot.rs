@@ -69,7 +69,7 @@ pub struct Snapshot {
     pub repo: Option<String>,
     /// The commit, where it is a repository.
     pub commit: Option<String>,
-    /// All files of a repository; of a folder, those that were asked for.
+    /// All files of a repository; of a folder, those that were asked for. Sorted by name, each once.
     pub files: Vec<RemoteFile>,
     /// Whether `files` are all that there are.
     pub is_listing_complete: bool,
@@ -93,15 +93,17 @@ impl Snapshot {
     /// The size of a file, where it is known.
     #[must_use]
     pub fn file_bytes(&self, name: &str) -> Option<u64> {
-        let listed = || self.files.iter().find(|file| file.name == name)?.bytes;
+        let listed = || self.files.get(self.at(name)?)?.bytes;
         self.heads.get(name).map(|head| head.file_bytes).or_else(listed)
     }
 
     /// Whether the model has a file of this name.
     #[must_use]
     pub fn has_file(&self, name: &str) -> bool {
-        self.heads.contains_key(name)
-            || self.small.contains_key(name)
-            || self.files.iter().any(|file| file.name == name)
+        self.heads.contains_key(name) || self.small.contains_key(name) || self.at(name).is_some()
+    }
+
+    fn at(&self, name: &str) -> Option<usize> {
+        self.files.binary_search_by(|file| file.name.as_str().cmp(name)).ok()
     }
 }

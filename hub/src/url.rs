@@ -59,11 +59,34 @@ pub(crate) struct Server {
 impl Server {
     /// The server of an absolute URL.
     pub(crate) fn of(uri: &Uri) -> Option<Self> {
+        if !has_true_port(uri) {
+            return None;
+        }
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let host = uri.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
         Some(Self { scheme, host, port })
     }
+}
+
+/// Whether the port of a URL, where it has one, is a number that ports have. The library drops any
+/// other, and would ask at the usual port.
+fn has_true_port(uri: &Uri) -> bool {
+    let Some(authority) = uri.authority() else { return false };
+    let host_and_port = authority.as_str().rsplit('@').next().unwrap_or_default();
+    let port = match host_and_port.rsplit_once(']') {
+        Some((_, after)) => after.strip_prefix(':'),
+        None => host_and_port.split_once(':').map(|(_, port)| port),
+    };
+    port.is_none_or(|port| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
+}
+
+/// The scheme that a text begins with, where it is an absolute URL.
+pub(crate) fn scheme_of(text: &str) -> Option<&str> {
+    let (scheme, _) = text.split_once("://")?;
+    let is_scheme = !scheme.is_empty()
+        && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    is_scheme.then_some(scheme)
 }
 
 /// Where a `Location` leads from a URL.
@@ -73,7 +96,7 @@ pub(crate) fn join(from: &Uri, location: &str) -> Option<Uri> {
     if location.is_empty() {
         return None;
     }
-    let text = if location.contains("://") {
+    let text = if scheme_of(location).is_some() {
         location.to_owned()
     } else if let Some(rest) = location.strip_prefix("//") {
         format!("{scheme}://{rest}")
@@ -84,7 +107,8 @@ pub(crate) fn join(from: &Uri, location: &str) -> Option<Uri> {
         format!("{scheme}://{authority}{folder}/{location}")
     };
     let uri: Uri = text.parse().ok()?;
-    uri.host().is_some_and(|host| !host.is_empty()).then_some(uri)
+    let has_server = uri.host().is_some_and(|host| !host.is_empty()) && has_true_port(&uri);
+    has_server.then_some(uri)
 }
 
 /// A URL as it is shown: without its query, which may be a signature.
@@ -114,6 +138,7 @@ mod tests {
             ("//cdn.org/f", "https://cdn.org/f"),
             ("/f?y=2", "https://h.org/f?y=2"),
             ("d", "https://h.org/a/b/d"),
+            ("/login?next=https://cdn.org/f", "https://h.org/login?next=https://cdn.org/f"),
         ] {
             assert_eq!(join(&from, location).unwrap().to_string(), to);
         }
@@ -127,5 +152,13 @@ mod tests {
         assert_ne!(of("https://h.org"), of("http://h.org"));
         assert_ne!(of("http://h.org:81"), of("http://h.org"));
         assert_ne!(of("https://h.org"), of("https://h.org.evil.net"));
+        for port in ["99999", "x", "0", "-1"] {
+            for host in ["h.org", "[::1]"] {
+                let uri = format!("http://{host}:{port}/a").parse::<Uri>();
+                assert!(uri.ok().as_ref().and_then(Server::of).is_none(), "{host} {port}");
+            }
+        }
+        assert_eq!(of("http://[::1]:81/a").port, 81);
+        assert_eq!(of("http://[::1]/a").port, 80);
     }
 }

@@ -340,7 +340,7 @@ fn what_is_no_hub_and_no_model_says_so() {
         move |r: &Request| is_api(r).then(|| Response::new(200, body.clone()))
     };
     let (error, _) = fault(listing(r#"{"rfilename":"x.gguf"}"#));
-    says(&error, &["no config.json"]);
+    says(&error, &["no model*.safetensors: it has 1 GGUF files"]);
     let (error, _) = fault(listing(
         r#"{"rfilename":"config.json"},{"rfilename":"x-Q4.gguf"},{"rfilename":"pytorch_model.bin"}"#,
     ));
@@ -350,10 +350,11 @@ fn what_is_no_hub_and_no_model_says_so() {
 #[test]
 fn redirections_are_not_followed_anywhere() {
     for (location, part) in [
-        ("file:///etc/passwd", "not a URL"),
+        ("file:///etc/passwd", "only https and http"),
         ("ftp://h/x", "only https and http"),
         ("/loop/model.safetensors", "too many"),
-        ("", "not a URL"),
+        ("", "it does not say where to"),
+        ("http://h:99999/x", "not a URL"),
     ] {
         let (error, _) = fault(move |r| {
             is_weights(r).then(|| Response::new(302, "").header("Location", location))

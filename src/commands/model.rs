@@ -124,6 +124,11 @@ pub(crate) fn locate(model: &ModelArg, settings: &Settings) -> Result<Place> {
     let path = model.path();
     let here = |path: &Path| Place::Here(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
     let text = model.text().to_str();
+    if path.as_os_str().is_empty() {
+        anyhow::bail!(
+            "no model is named: give a folder, OWNER/NAME in the hub client's cache, hf:OWNER/NAME or an https URL"
+        );
+    }
     if path.exists() {
         return Ok(here(path));
     }

@@ -102,7 +102,7 @@ fn warning_text(text: &str, style: Style) -> String {
 /// Prints an error with its causes; under `--json` as an object on standard output too, which
 /// `kind` names for programs.
 pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>) {
-    let message = causes(error);
+    let message = harmless(&causes(error));
     note(error_text(&message, error_style()).trim_end());
     if let Some(kind) = kind {
         // Who does not read standard output has the message from standard error.
@@ -113,6 +113,11 @@ pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>) {
 /// An error as it is printed.
 fn error_text(message: &str, style: Style) -> String {
     style.toned_paragraph(Tone::Fail, "error: ", message)
+}
+
+/// A text without characters that steer a terminal: names in it may be from files of others.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// An error as programs read it.
@@ -141,7 +146,7 @@ fn causes(error: &anyhow::Error) -> String {
         let cause = cause.to_string();
         if text.is_empty() {
             text = cause;
-        } else if !text.ends_with(&cause) {
+        } else if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }
     }
@@ -200,6 +205,15 @@ mod tests {
     fn thousands_are_set_apart() {
         let shown: Vec<String> = [0, 999, 1000, 19_456, 384_100_000_000].map(count).into();
         assert_eq!(shown, ["0", "999", "1,000", "19,456", "384,100,000,000"]);
+    }
+
+    #[test]
+    fn an_error_says_each_cause_once_and_steers_no_terminal() {
+        let error = anyhow::anyhow!("it is short").context("m: it is short: fetch it again");
+        assert_eq!(causes(&error), "m: it is short: fetch it again");
+        let error = anyhow::anyhow!("because").context("it failed");
+        assert_eq!(causes(&error), "it failed: because");
+        assert_eq!(harmless("a\u{1b}[31m\0b\nc"), "a\u{fffd}[31m\u{fffd}b\nc");
     }
 
     #[test]
