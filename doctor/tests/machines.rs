@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 use support::{facts, made, recorded};
 use tierkeep_doctor::{
-    CgroupLimit, CgroupVersion, DiskFacts, Fact, Facts, FilesystemKind, HugePagePool, Probe, Source,
+    CgroupLimit, CgroupVersion, DiskFacts, Fact, Facts, FilesystemKind, HugePagePool, Measuring,
+    Probe, Source,
 };
 
 const GIB: u64 = 1 << 30;
@@ -391,4 +392,28 @@ fn links_of_disks_are_those_of_the_tree_of_devices() {
         assert_eq!(disk_link(device, &[], &[]).link.value().unwrap(), expected, "{device}");
     }
     assert!(disk_link("sys/devices/virtual/block/surprise", &[], &[]).link.is_unknown());
+}
+
+#[test]
+fn what_need_not_be_measured_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let told = |measuring: Measuring| {
+        let mut told = Vec::new();
+        let probe = Probe::new().root(root.path().to_path_buf()).measure(measuring);
+        let facts = probe.run(&mut |what| told.push(what.to_owned()));
+        told.retain(|what| what.starts_with("measuring"));
+        (told, facts)
+    };
+    let (memory, disk) = ("measuring memory bandwidth", "measuring disk reads");
+    assert_eq!(told(Measuring::ALL).0, [memory, disk]);
+    let (progress, facts) = told(Measuring::NONE);
+    assert!(progress.is_empty());
+    assert!(facts.disk.read.detail().contains("--no-measure"));
+    let (progress, facts) = told(Measuring { disk: false, ..Measuring::ALL });
+    assert_eq!(progress, [memory]);
+    assert_eq!(facts.disk.reads.detail(), "not measured: another figure stands for it");
+    let (progress, facts) = told(Measuring { memory: false, ..Measuring::ALL });
+    assert_eq!(progress, [disk]);
+    let bandwidth = &facts.memory.read_bandwidth_bytes_per_s;
+    assert_eq!(bandwidth.detail(), "not measured: another figure stands for it");
 }

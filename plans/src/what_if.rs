@@ -422,6 +422,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_replaced_need_not_be_measured() {
+        for (text, disk, memory) in [
+            ("ram=64GB,cores=16,vram=24GB,vmem=900GB/s,link=25GB/s", false, false),
+            ("disk=7GB/s", true, false),
+            ("ram=64GB,mem=60GB/s", false, true),
+            ("mem=60GB/s,disk=7GB/s", true, true),
+        ] {
+            let changes = read(text).unwrap();
+            let replaces = (changes.replaces_disk(), changes.replaces_memory_speed());
+            assert_eq!(replaces, (disk, memory), "{text}");
+        }
+    }
+
+    #[test]
     fn cards_are_replaced_and_rates_reach_every_one() {
         let mut facts = Facts::default();
         facts.gpus.nvidia = Fact::read(

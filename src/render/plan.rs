@@ -77,7 +77,11 @@ pub(crate) fn plan(view: &PlanView<'_>, model: &Catalogue, style: Style) -> Stri
     let plan = view.plan;
     let mut text = title(plan, model, style);
     for replaced in view.replaced {
-        let change = format!("{} {} (the facts say {})", replaced.key, replaced.is, replaced.was);
+        let was = match replaced.was.as_str() {
+            "unknown" => "the facts do not say".to_owned(),
+            was => format!("the facts say {was}"),
+        };
+        let change = format!("{} {} ({was})", replaced.key, replaced.is);
         text += &style.paragraph("what if  ", &change);
     }
     let request = &plan.request;

@@ -8,7 +8,7 @@ use super::Check;
 use crate::budget::Line;
 use crate::catalogue::Catalogue;
 use crate::plan::Plan;
-use crate::planner::{self, Options, PlanRefusal};
+use crate::planner::{self, FittingChange, Options, PlanRefusal};
 use crate::units::Bytes;
 
 /// Less free space than this under the model leaves no room for what is written beside it.
@@ -34,10 +34,15 @@ pub fn plan_checks(model: &Catalogue, facts: &Facts, options: &Options) -> Vec<C
             ));
             checks.push(Check::ok(placement, placed(model, &plan)));
         }
-        Err(PlanRefusal::DoesNotFit { result, .. }) => {
-            let smaller = match result.context_that_fits {
-                Some(context) => format!("--ctx {context} fits; otherwise "),
-                None => String::new(),
+        Err(PlanRefusal::DoesNotFit { result, would_fit, .. }) => {
+            let can =
+                |change: &&FittingChange| change.needs.is_none_or(|need| options.engine.has(need));
+            let flags: Vec<&str> =
+                would_fit.changes.iter().filter(can).map(|change| change.flag.as_str()).collect();
+            let smaller = match flags.as_slice() {
+                [] => String::new(),
+                [one] => format!("{one} makes it fit; otherwise "),
+                several => format!("one of {} makes it fit; otherwise ", several.join(", ")),
             };
             checks.push(Check::fail(
                 budget,
