@@ -341,11 +341,11 @@ fn pins_and_placement_change_no_token() {
     let expected = run(&["--ram", "100MB"]);
     assert_eq!(expected.as_array().unwrap().len(), 40);
     let others: [&[&str]; 6] = [
-        &["--ram", "20MB", "--threads", "1"],
-        &["--ram", "19MB", "--threads", "2", "--batch", "3"],
-        &["--ram", "21MB", "--pins", "50%"],
-        &["--ram", "21MB", "--pins", "none", "--batch", "1"],
-        &["--ram", "21MB", "--isa", "scalar"],
+        &["--ram", "22.5MB", "--threads", "1"],
+        &["--ram", "21.5MB", "--threads", "2", "--batch", "3"],
+        &["--ram", "23.5MB", "--pins", "50%"],
+        &["--ram", "23.5MB", "--pins", "none", "--batch", "1"],
+        &["--ram", "23.5MB", "--isa", "scalar"],
         &["--ram", "24MB", "--io", "buffered", "--no-usage"],
     ];
     for other in others {

@@ -122,7 +122,7 @@ fn what_does_not_fit() {
         slots: Some(20),
         context: Some(1024),
         engine,
-        ..options(42_000_000)
+        ..options(44_500_000)
     });
     snapshot("plan-does-not-fit-yet", |style| view(&much, style));
 }
