@@ -10,7 +10,7 @@ mod render;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use clap::Parser;
 
@@ -23,17 +23,21 @@ fn main() -> ExitCode {
         Err(error) => return ExitCode::from(exit::usage(&error, asks_for_json())),
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    let handler = Arc::clone(&interrupted);
-    // A second interrupt does not wait for anything to be saved.
+    let n_heeding = Arc::new(AtomicUsize::new(0));
+    let (flag, heeding) = (Arc::clone(&interrupted), Arc::clone(&n_heeding));
+    // Work that does not look at the flag has nothing to save, and a second interrupt does not wait
+    // for anything to be saved.
     let installed = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::SeqCst) {
+        if flag.swap(true, Ordering::SeqCst) || heeding.load(Ordering::SeqCst) == 0 {
+            render::note("interrupted");
             std::process::exit(i32::from(exit::INTERRUPTED));
         }
     });
     let context = Context {
         json: cli.json,
         style: style(),
-        interrupted,
+        interrupted: Arc::clone(&interrupted),
+        n_heeding,
         data_dir: data_dir(),
         hub: tierkeep_hub::Settings::from_env(|name| std::env::var_os(name)),
         program: std::env::current_exe().ok(),
@@ -43,7 +47,10 @@ fn main() -> ExitCode {
         render::note(&format!("interrupts will not save the usage history: {error}"));
     }
     let result = commands::run(&cli.verb, &context);
-    ExitCode::from(exit::code(result, cli.strict, cli.json))
+    let code = exit::code(result, cli.strict, cli.json);
+    // One that came as the work that looks for it had just ended is an interrupt all the same.
+    let was_interrupted = interrupted.load(Ordering::SeqCst);
+    ExitCode::from(if was_interrupted { exit::INTERRUPTED } else { code })
 }
 
 /// Whether `--json` is among arguments that could not be read.
@@ -54,6 +61,8 @@ fn asks_for_json() -> bool {
 /// How text is set: `COLUMNS` where there is no terminal to ask, and no colour under `NO_COLOR`.
 fn style() -> render::Style {
     let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    // Some terminals export 0 for "not known".
+    let columns = columns.filter(|&columns| columns > 0);
     render::Style::of_output(columns, is_plain())
 }
 

@@ -256,3 +256,21 @@ fn what_would_make_it_fit_is_said() {
         assert_eq!(ran.code, 0, "{flag:?}: {ran:?}");
     }
 }
+
+#[test]
+fn more_threads_than_the_hardware_has_are_warned_of_and_predict_nothing_faster() {
+    let folder = folder();
+    let folder = folder.path();
+    tierkeep(folder, &["doctor", "--no-measure", "--save", "here.toml"]);
+    let here = ["plan", "model", "--machine", "here.toml", "--what-if", "cores=2"];
+    let with = |more: &[&str]| tierkeep(folder, &[&here[..], more].concat());
+    let few = with(&["--threads", "2", "--json"]).json();
+    let many = with(&["--threads", "512", "--json"]).json();
+    let speed = |json: &Value| json["prediction"]["decode_tokens_per_s"]["p50"].as_f64().unwrap();
+    assert!(speed(&many) <= speed(&few), "{} against {}", speed(&many), speed(&few));
+    let said = with(&["--threads", "512", "--strict"]);
+    assert_eq!(said.code, 3, "{said:?}");
+    assert!(said.err.contains("--threads 2"), "{said:?}");
+    let streamed = with(&["--threads", "512", "--strict", "-o", "-"]);
+    assert_eq!(streamed.code, 3, "where the plan goes changes no verdict: {streamed:?}");
+}

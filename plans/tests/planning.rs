@@ -542,6 +542,7 @@ fn every_edit_into_nonsense_is_refused_by_name() {
         ("engine.threads", 0.into(), &["engine.threads = 0", "1 to 1024"]),
         ("engine.threads", 1025.into(), &["engine.threads = 1025"]),
         ("engine.threads", (-4).into(), &["threads", "-4"]),
+        ("engine.isa", "".into(), &["engine.isa", "avx512"]),
         ("engine.threads", 3.into(), &["runtime"]),
         ("engine.prefill_batch", 0.into(), &["engine.prefill_batch = 0"]),
         ("engine.prefill_batch", 513.into(), &["engine.prefill_batch = 513"]),

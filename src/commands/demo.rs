@@ -103,6 +103,7 @@ pub(crate) fn run(args: &DemoArgs, context: &Context) -> Result<Outcome> {
     let title = |title: &str| render::data(&render::demo_title(title, style));
 
     let facts = shared::facts_apart(context, &model, true);
+    let _heeding = context.heeding();
     if show {
         render::data(&render::demo_machine(&facts, &model, style))?;
     }

@@ -231,6 +231,7 @@ fn read_everything(files: &[PathBuf], context: &Context) -> PayloadReport {
             Some(PayloadFile { path: path.clone(), bytes, header: read_header(path).ok() })
         })
         .collect();
+    let _heeding = context.heeding();
     let bar = Bar::bytes("reading every byte");
     payload::read_all(&files, &FileSource::new(&files), &mut |done, total| {
         bar.set(done, total);

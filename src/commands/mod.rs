@@ -15,7 +15,7 @@ mod verify;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Result;
 
@@ -30,8 +30,10 @@ pub(crate) struct Context {
     pub(crate) json: bool,
     /// How text is set on standard output.
     pub(crate) style: Style,
-    /// Set by an interrupt.
+    /// Set by an interrupt. Looked at only by work that holds [`Context::heeding`].
     pub(crate) interrupted: Arc<AtomicBool>,
+    /// How much of the work under way looks at it; without any, an interrupt ends the program.
+    pub(crate) n_heeding: Arc<AtomicUsize>,
     /// The user's data folder.
     pub(crate) data_dir: Option<PathBuf>,
     /// Settings of the hub's client, and where what is fetched is kept.
@@ -40,6 +42,26 @@ pub(crate) struct Context {
     pub(crate) program: Option<PathBuf>,
     /// Where it was started.
     pub(crate) work_dir: Option<PathBuf>,
+}
+
+impl Context {
+    /// While this is held, an interrupt only sets the flag: whoever holds it looks at the flag often
+    /// and has something to finish, such as a report of what was read or a history to save.
+    pub(crate) fn heeding(&self) -> Heeding {
+        self.n_heeding.fetch_add(1, Ordering::SeqCst);
+        Heeding(Arc::clone(&self.n_heeding))
+    }
+}
+
+/// Work that looks at the flag of an interrupt by itself.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Heeding(Arc<AtomicUsize>);
+
+impl Drop for Heeding {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Runs a verb.

@@ -262,6 +262,7 @@ pub(crate) struct There<'a> {
 impl<'a> There<'a> {
     /// Fetches what can be known before a download, with a bar.
     pub(crate) fn look(reference: &Reference, context: &'a Context) -> Result<Self> {
+        let _heeding = context.heeding();
         let bar = Bar::count(&format!("headers of {reference}"));
         let wanted = Wanted { is_shard: &is_shard, small: &SMALL_FILES, sizes: &SIZED_FILES };
         let stop = Arc::clone(&context.interrupted);

@@ -164,6 +164,7 @@ fn prompt(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
 pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let start = Instant::now();
     let mut engine = shared::load(job.plan, job.model)?;
+    let _heeding = context.heeding();
     let load = start.elapsed();
     let mut marks = ReadMarks { loaded: engine.read_counter().bytes(), prefilled: 0 };
     let mut session = shared::session(job.model);

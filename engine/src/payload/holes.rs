@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tierkeep_plans::catalogue::open_file;
+
 /// Ranges of one file that are looked at; a file in more pieces is taken as it is after that.
 #[cfg(target_os = "linux")]
 const MAX_RANGES: usize = 100_000;
@@ -25,7 +27,7 @@ pub fn holes<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vec<Holes> {
     paths
         .into_iter()
         .filter_map(|path| {
-            let file = std::fs::File::open(path).ok()?;
+            let file = open_file(path).ok()?;
             let file_bytes = file.metadata().ok()?.len();
             let stored: u64 =
                 stored_ranges(&file, file_bytes).iter().map(|(start, end)| end - start).sum();

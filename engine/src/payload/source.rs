@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use tierkeep_plans::catalogue::open_file;
+
 use super::PayloadFile;
 use super::holes::stored_ranges;
 
@@ -65,7 +67,7 @@ impl FileSource {
 impl OneFile {
     fn buffered(&self) -> io::Result<&File> {
         self.buffered
-            .get_or_init(|| File::open(&self.path).map_err(|e| (e.kind(), e.to_string())))
+            .get_or_init(|| open_file(&self.path).map_err(|e| (e.kind(), e.to_string())))
             .as_ref()
             .map_err(|(kind, message)| io::Error::new(*kind, message.clone()))
     }

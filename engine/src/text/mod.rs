@@ -9,10 +9,11 @@ mod stream;
 mod template;
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tierkeep_plans::catalogue::open_file;
 use tokenizers::Tokenizer;
 
 pub use self::stream::TextStream;
@@ -107,7 +108,9 @@ impl Text {
     /// fault in the template itself shows when a conversation is encoded: raw text needs none.
     pub fn open(directory: &Path) -> Result<Self, TextError> {
         let path = directory.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|e| match e.kind() {
+        let mut bytes = Vec::new();
+        let read = open_file(&path).and_then(|mut file| file.read_to_end(&mut bytes));
+        read.map_err(|e| match e.kind() {
             ErrorKind::NotFound => TextError::NoTokenizer { path: path.clone() },
             _ => TextError::Tokenizer { path: path.clone(), reason: e.to_string() },
         })?;

@@ -5,8 +5,7 @@
 //! and then write a fixed one, so that the same conversation gives the same tokens every day.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind as IoErrorKind;
+use std::io::{ErrorKind as IoErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use minijinja::value::{Kwargs, Value};
@@ -14,6 +13,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use tierkeep_plans::catalogue::open_file;
 
 use super::{Message, TextError};
 
@@ -107,8 +107,9 @@ fn reason(error: &Error) -> String {
 }
 
 fn read(path: &Path) -> Result<Option<String>, TextError> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
+    let mut text = String::new();
+    match open_file(path).and_then(|mut file| file.read_to_string(&mut text)) {
+        Ok(_) => Ok(Some(text)),
         Err(e) if e.kind() == IoErrorKind::NotFound => Ok(None),
         Err(e) => Err(TextError::Config { path: path.to_owned(), reason: e.to_string() }),
     }

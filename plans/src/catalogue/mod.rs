@@ -28,7 +28,7 @@ pub use self::outline::{Outline, OutlineLine};
 pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
 use self::sidecar::Sidecar;
-pub use self::source::{Entry, Folder, Source};
+pub use self::source::{Entry, Folder, Source, open_file};
 pub use self::stored::{Scales, StoredType};
 pub use self::survey::{
     Missing, ShardState, StopTokens, Survey, SurveyedShard, stop_tokens, survey,

@@ -1,8 +1,8 @@
 //! Where a model's files come from: a folder here, and elsewhere whatever can say which files there
 //! are and give the first bytes of each. Owns the boundary; what the bytes mean is the catalogue's.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::header::{self, HeaderBytes, HeaderError};
@@ -113,7 +113,11 @@ impl Source for Folder {
     }
 
     fn small_file(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        absent_is_none(fs::read(self.directory.join(name)))
+        let mut bytes = Vec::new();
+        let read = open_file(&self.directory.join(name))
+            .and_then(|mut file| file.read_to_end(&mut bytes))
+            .map(|_| bytes);
+        absent_is_none(read)
     }
 
     fn file_bytes(&self, name: &str) -> io::Result<Option<u64>> {
@@ -127,6 +131,23 @@ impl Source for Folder {
     fn index_is_cheap(&self) -> bool {
         true
     }
+}
+
+/// Opens a file of a model to be read. A pipe or a socket in its place is refused: opening one waits
+/// for somebody to write, perhaps for ever, and a device may have no end.
+///
+/// # Errors
+/// What the system says, or `InvalidInput` for what is no file. A folder is left to the system,
+/// which names it when it is read.
+pub fn open_file(path: &Path) -> io::Result<File> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() && !metadata.is_dir() {
+        return Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            "it is a pipe, a socket or a device, not a file",
+        ));
+    }
+    File::open(path)
 }
 
 fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {

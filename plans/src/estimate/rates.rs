@@ -66,9 +66,12 @@ impl Rates {
         (isa, threads): (&str, u64),
         (expert_bytes, layer_bytes): (u64, u64),
     ) -> Self {
-        let kernels = weights_per_s(isa) * threads as f64;
+        // Threads beyond those of the hardware take turns: they multiply nothing more.
+        let usable = machine.cpu.usable_threads.value().copied().filter(|n| *n < threads);
+        let kernels = weights_per_s(isa) * usable.unwrap_or(threads) as f64;
+        let on = usable.map_or_else(String::new, |n| format!(" on {n} hardware threads"));
         let evidence = format!(
-            "kernel rate {:.1} G weights/s: assumed for {isa}, {threads} threads, exact numerics",
+            "kernel rate {:.1} G weights/s: assumed for {isa}, {threads} threads{on}, exact numerics",
             kernels / 1e9
         );
         Self {

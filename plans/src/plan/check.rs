@@ -10,6 +10,9 @@ use crate::planner::{MAX_SESSIONS, MAX_THREADS};
 use crate::spec::ArchSpec;
 use crate::units::Bytes;
 
+/// What the engine calls its instruction sets.
+const ISAS: [&str; 3] = ["scalar", "avx2", "avx512"];
+
 impl Plan {
     /// What the engine is asked for.
     #[must_use]
@@ -129,6 +132,10 @@ impl Plan {
         in_range("request.context", self.request.context, 1, max_context)?;
         in_range("request.sessions", self.request.sessions, 1, MAX_SESSIONS)?;
         in_range("engine.threads", self.engine.threads, 1, MAX_THREADS)?;
+        if !ISAS.contains(&self.engine.isa.as_str()) {
+            let expected = format!("one of {}", ISAS.join(", "));
+            return Err(invalid("engine.isa", format!("{:?}", self.engine.isa), expected));
+        }
         in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
         if self.engine.embedding == EmbeddingResidency::RowRead && model.spec.tied_embeddings {
             let expected = "resident, for the head shares its weights";

@@ -4,6 +4,8 @@
 mod check;
 mod need;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -424,12 +426,15 @@ impl Plan {
     /// [`PlanError::Io`], [`PlanError::Parse`] or [`PlanError::Version`].
     pub fn read(path: &Path) -> Result<Self, PlanError> {
         let io = |source| PlanError::Io { path: path.to_owned(), source };
-        let size = std::fs::metadata(path).map_err(io)?.len();
-        if size > PLAN_CAP_BYTES {
-            let reason = format!("{size} bytes long, more than {PLAN_CAP_BYTES}");
+        // Cut off by what is read, not by the size that is reported: a device has none and no end.
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(PLAN_CAP_BYTES + 1).read_to_end(&mut bytes))
+            .map_err(io)?;
+        if bytes.len() as u64 > PLAN_CAP_BYTES {
+            let reason = format!("more than {PLAN_CAP_BYTES} bytes long, which no plan is");
             return Err(PlanError::Parse { path: path.to_owned(), reason });
         }
-        let bytes = std::fs::read(path).map_err(io)?;
         let text = String::from_utf8(bytes).map_err(|_| PlanError::Parse {
             path: path.to_owned(),
             reason: "it is not text".to_owned(),

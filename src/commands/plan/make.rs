@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use tierkeep_doctor::{Facts, Measuring};
+use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner;
 use tierkeep_plans::what_if::{Replaced, WhatIf};
 
@@ -49,15 +50,24 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     if let Some(what) = &args.explain {
         return explain::run(what, (model, &plan), history.as_ref(), context);
     }
+    let lacks = shared::lacks(&plan, model);
+    let is_crowded = warn_of_threads(&plan);
+    let outcome = if model.warnings.is_empty() && lacks.is_empty() && !is_crowded {
+        Outcome::Fine
+    } else {
+        Outcome::Warnings
+    };
     if is_streamed {
+        for lack in &lacks {
+            render::warning(&format!("{}; {}", lack.what, lack.remedy));
+        }
         render::data(&plan.to_toml()?)?;
-        return Ok(Outcome::Fine);
+        return Ok(outcome);
     }
     if let Some(output) = output {
         plan.write(output)?;
     }
     let advice = planner::what_would_help(model, &plan, &options, history.as_ref());
-    let lacks = shared::lacks(&plan, model);
     let view = PlanView { plan: &plan, replaced: &replaced, advice: &advice, lacks: &lacks };
     if context.json {
         let json = render::plan_json(&view)?;
@@ -69,11 +79,21 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
         }
         render::next(&next(args, &opened, output, !lacks.is_empty()))?;
     }
-    Ok(if model.warnings.is_empty() && lacks.is_empty() {
-        Outcome::Fine
-    } else {
-        Outcome::Warnings
-    })
+    Ok(outcome)
+}
+
+/// Says so where more threads are asked for than the hardware runs at once; whether it did.
+fn warn_of_threads(plan: &Plan) -> bool {
+    let threads = plan.engine.threads;
+    match plan.machine.cpu.usable_threads.value() {
+        Some(&usable) if usable < threads => {
+            render::warning(&format!(
+                "{threads} threads on {usable} hardware threads wait for each other at every step and                  compute no faster; plan with --threads {usable}"
+            ));
+            true
+        }
+        Some(_) | None => false,
+    }
 }
 
 /// The facts that are planned with, and what was changed in them.

@@ -7,12 +7,12 @@ mod dtype;
 mod table;
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 pub use self::dtype::{DType, TypeName};
 use self::table::TensorTable;
+use super::source::open_file;
 
 /// Longest header that is read, bytes: the cap of the safetensors library.
 pub const HEADER_CAP_BYTES: u64 = 100_000_000;
@@ -281,7 +281,7 @@ pub fn declared_bytes(length_field: [u8; 8], file_bytes: u64) -> Result<u64, Hea
 /// # Errors
 /// As [`declared_bytes`], or what the system says.
 pub fn read_header_bytes(path: &Path) -> Result<HeaderBytes, HeaderError> {
-    let mut file = File::open(path)?;
+    let mut file = open_file(path)?;
     let file_bytes = file.metadata()?.len();
     if file_bytes < 8 {
         return Err(HeaderError::TooShort { file_bytes });

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::Catalogue;
-use super::source::Entry;
+use super::source::{Entry, open_file};
 use crate::spec::ArchSpec;
 use crate::usage::folder;
 
@@ -80,7 +80,7 @@ impl Sidecar {
 
     /// The catalogue that it keeps, if it can be believed.
     pub(super) fn load(&self, directory: &Path, spec: &ArchSpec) -> Option<Catalogue> {
-        let file = File::open(&self.path).ok()?;
+        let file = open_file(&self.path).ok()?;
         let metadata = file.metadata().ok()?;
         let written = metadata.modified().ok()?;
         // Whatever was written about when it was may have changed after it was looked at.
