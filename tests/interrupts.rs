@@ -117,3 +117,26 @@ fn an_endless_file_is_no_plan() {
         assert!(said.contains("/dev/zero is not a plan"), "{said}");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_whose_name_is_no_text_breaks_nothing() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let name = std::ffi::OsStr::from_bytes(b"new\nline \xff");
+    copy_of_nano(&folder.path().join(name));
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tierkeep"));
+        command.args(args).arg(name).current_dir(folder.path()).env("HOME", folder.path());
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    for args in [&["inspect", "--json"][..], &["doctor", "--no-measure", "--json"]] {
+        let ran = run(args);
+        assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+        serde_json::from_slice::<serde_json::Value>(&ran.stdout).unwrap();
+    }
+    let ran = run(&["plan", "--no-measure", "-o", "plan.toml"]);
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!((ran.status.code(), said.contains("another name")), (Some(2), true), "{said}");
+}

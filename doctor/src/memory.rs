@@ -215,7 +215,10 @@ fn with_note(fact: Fact<u64>, rule: &str, note: &str) -> Fact<u64> {
     }
 }
 
-/// Bytes for people, in units of 1e9.
+/// Bytes for people, in units of 1e9, or of 1e6 where those would leave a digit.
 pub(crate) fn gigabytes(bytes: u64) -> String {
+    if bytes < 1_000_000_000 {
+        return format!("{:.1} MB", bytes as f64 / 1e6);
+    }
     format!("{:.2} GB", bytes as f64 / 1e9)
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::budget::{self, CachePerToken, KvElement, ModelBytes};
 use crate::catalogue::{Catalogue, Outline, RoleClass, StoredType};
@@ -15,6 +15,7 @@ use crate::units::Bytes;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
     /// Where it is.
+    #[serde(serialize_with = "as_text")]
     pub directory: PathBuf,
     /// The `model_type` of its config.
     pub family: String,
@@ -229,6 +230,11 @@ pub struct Note {
     pub finding: String,
     /// What to do.
     pub remedy: String,
+}
+
+/// A path that is no text is shown as near to it as can be, as on a terminal.
+fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.display())
 }
 
 impl Inspection {

@@ -37,7 +37,8 @@ impl DoctorReport<'_> {
     pub(crate) fn json(&self) -> Value {
         let mut json = json!({
             "schema_version": SCHEMA_VERSION,
-            "model": self.model,
+            // What is no text is shown as near to it as can be, as on a terminal.
+            "model": self.model.map(|model| model.to_string_lossy()),
             "summary": {
                 "ok": self.count(Status::Ok),
                 "warn": self.count(Status::Warn),

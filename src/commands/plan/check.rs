@@ -28,7 +28,7 @@ pub(crate) fn run(path: &Path, args: &PlanVerbArgs, context: &Context) -> Result
     let is_stale = stale::is_stale(&findings);
     if context.json {
         render::json(&serde_json::json!({
-            "schema_version": 1, "plan": path, "holds": !is_stale, "findings": findings,
+            "schema_version": 1, "plan": path.to_string_lossy(), "holds": !is_stale, "findings": findings,
         }))?;
     } else {
         render::data(&render::staleness(path, &findings, context.style))?;

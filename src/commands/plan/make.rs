@@ -29,6 +29,13 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     }
     let opened = model::open(target, &args.remote, context)?;
     let model = &opened.catalogue;
+    if (output.is_some() || context.json) && model.directory.to_str().is_none() {
+        bail!(
+            "a plan is text, and the name of the folder {} is not: give the folder another name, or a \
+             link to it that has one and plan that",
+            model.directory.display()
+        );
+    }
     for warning in &model.warnings {
         render::warning(&format!("{}; remedy: {}", warning.finding, warning.remedy));
     }
