@@ -7,60 +7,16 @@
     reason = "a test stops where something is wrong"
 )]
 
+#[path = "support/binary.rs"]
+mod binary;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use binary::{NANO, OLMOE, copy_of, root, tierkeep};
 use serde_json::Value;
-
-/// What a run of the binary came to.
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-}
-
-/// Runs the binary in `folder`, its data folder there too, so that no test sees another's history.
-fn tierkeep(folder: &Path, args: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_tierkeep"))
-        .args(args)
-        .current_dir(folder)
-        .env("XDG_DATA_HOME", folder.join("data"))
-        .env("HOME", folder)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    Ran {
-        code: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// A copy of a committed model, to be damaged at will.
-fn copy_of(model: &str, into: &Path) -> PathBuf {
-    let to = into.join("model");
-    fs::create_dir_all(&to).unwrap();
-    for entry in fs::read_dir(root().join(model)).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_name() != ".usage" && entry.file_name() != ".usage.lock" {
-            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-        }
-    }
-    to
-}
 
 /// Every file below a folder with its contents.
 fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -93,9 +49,6 @@ fn refused(folder: &Path, args: &[&str], code: i32, parts: &[&str]) {
     assert!(!said.contains("panicked"), "{ran:?}");
     assert!(snapshot(folder) == before, "{args:?} wrote something");
 }
-
-const OLMOE: &str = "tests/oracles/olmoe";
-const NANO: &str = "examples/glm-nano";
 
 #[test]
 fn damaged_models_are_refused_by_every_verb() {

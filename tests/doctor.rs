@@ -7,63 +7,19 @@
     reason = "a test stops where something is wrong"
 )]
 
+#[path = "support/binary.rs"]
+mod binary;
+
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
+use binary::{NANO, OLMOE, Ran, command, copy_of, root};
 use serde_json::Value;
-
-const OLMOE: &str = "tests/oracles/olmoe";
-const NANO: &str = "examples/glm-nano";
-
-/// What a run of the binary came to.
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-}
 
 /// Runs `doctor` in `folder` without measuring.
 fn doctor(folder: &Path, args: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_tierkeep"))
-        .args(["doctor", "--no-measure"])
-        .args(args)
-        .current_dir(folder)
-        .env("XDG_DATA_HOME", folder.join("data"))
-        .env("HOME", folder)
-        .env("COLUMNS", "120")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    Ran {
-        code: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// A copy of a committed model, to be damaged at will.
-fn copy_of(model: &str, into: &Path) -> PathBuf {
-    let to = into.join("model");
-    fs::create_dir_all(&to).unwrap();
-    for entry in fs::read_dir(root().join(model)).unwrap() {
-        let entry = entry.unwrap();
-        if !entry.file_name().to_string_lossy().starts_with(".usage") {
-            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-        }
-    }
-    to
+    let mut command = command(folder);
+    Ran::of(command.env("COLUMNS", "120").args(["doctor", "--no-measure"]).args(args))
 }
 
 /// A check of a report by its id.

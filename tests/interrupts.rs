@@ -8,25 +8,21 @@
     reason = "a test stops where something is wrong"
 )]
 
+#[path = "support/binary.rs"]
+mod binary;
+
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use binary::{NANO, command, copy};
 
 /// Far longer than any of this takes: a test that gets here would have hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn start(folder: &Path, args: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tierkeep"))
-        .args(args)
-        .current_dir(folder)
-        .env("XDG_DATA_HOME", folder.join("data"))
-        .env("HOME", folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    command(folder).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// The exit code and what was said, once it has ended; killed if it does not.
@@ -50,14 +46,7 @@ fn make_pipe(path: &Path) {
 }
 
 fn copy_of_nano(to: &Path) {
-    let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples/glm-nano");
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        if !entry.file_name().to_string_lossy().starts_with('.') {
-            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-        }
-    }
+    copy(NANO, to);
 }
 
 #[test]

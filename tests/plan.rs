@@ -7,25 +7,16 @@
     reason = "a test stops where something is wrong"
 )]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+#[path = "support/binary.rs"]
+mod binary;
 
+use std::fs;
+use std::path::Path;
+
+use binary::{NANO, Ran, copy_of, tierkeep};
 use serde_json::Value;
 
-/// What a run of the binary came to.
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
 impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-
     /// A refusal: its code, and every part of what is said.
     fn refuses(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
@@ -36,35 +27,10 @@ impl Ran {
     }
 }
 
-fn tierkeep(folder: &Path, args: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_tierkeep"))
-        .args(args)
-        .current_dir(folder)
-        .env("XDG_DATA_HOME", folder.join("data"))
-        .env("HOME", folder)
-        .env_remove("COLUMNS")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    Ran {
-        code: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
 /// The folder of a test, with a copy of the small model.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples/glm-nano");
-    let to = folder.path().join("model");
-    fs::create_dir(&to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        if !entry.file_name().to_string_lossy().starts_with('.') {
-            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-        }
-    }
+    copy_of(NANO, folder.path());
     folder
 }
 

@@ -7,6 +7,8 @@
     reason = "a test stops where something is wrong"
 )]
 
+#[path = "support/binary.rs"]
+mod binary;
 #[path = "../hub/tests/support/mod.rs"]
 mod support;
 
@@ -14,21 +16,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use binary::{OLMOE, Ran, root};
 use serde_json::Value;
 use support::{COMMIT, Response, Server, folder_server, hub_answer, hub_server, listing};
 
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
 impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-
     #[track_caller]
     fn says(&self, code: i32, parts: &[&str]) {
         // Lines are broken where the width says.
@@ -44,7 +36,8 @@ impl Ran {
 
 /// Runs the binary with the hub at `endpoint`, in `folder`, where its data, caches and home are too.
 fn tierkeep(folder: &Path, endpoint: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_tierkeep"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tierkeep"));
+    command
         .args(args)
         .current_dir(folder)
         .env_clear()
@@ -54,18 +47,8 @@ fn tierkeep(folder: &Path, endpoint: &str, args: &[&str], env: &[(&str, &str)]) 
         .env("XDG_CACHE_HOME", folder.join("cache"))
         .env("HF_ENDPOINT", endpoint)
         .envs(env.iter().copied())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    Ran {
-        code: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null());
+    Ran::of(&mut command)
 }
 
 /// A copy of a tiny model as it would be published: without the reference's answers beside it.
@@ -83,7 +66,6 @@ fn published(model: &str, into: &Path) -> PathBuf {
 }
 
 /// The reference's tiny models: four or five files each.
-const OLMOE: &str = "tests/oracles/olmoe";
 const GLM: &str = "tests/oracles/glm_moe_dsa";
 
 const NOWHERE: &str = "http://127.0.0.1:9";

@@ -347,6 +347,17 @@ fn what_would_help_says_so_with_its_gain() {
     assert!(fewer.ratio >= 1.0, "{fewer:?}");
 }
 
+/// A model of a few kilobytes takes longer over a link than in memory: a card is no help to it.
+#[test]
+fn what_makes_it_slower_is_no_help() {
+    let small = open(&Checkpoint::olmoe(Form::Bf16));
+    let options = ram(GB);
+    let plan = planner::plan(&small, &machine(GB, &[]), &options, None).unwrap();
+    let advice = planner::what_would_help(&small, &plan, &options, None);
+    assert!(advice.iter().any(|a| a.change == Change::FasterDisk), "{advice:?}");
+    assert!(advice.iter().all(|a| a.ratio >= 1.0 && a.change != Change::MoreVram), "{advice:?}");
+}
+
 /// A budget with slots for some experts of a small model.
 fn wide_budget(model: &Catalogue) -> u64 {
     planner::budget_for_share(model, &machine(GB, &[]), &ram(GB), 0.4).unwrap().0

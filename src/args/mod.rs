@@ -1,5 +1,6 @@
 //! The arguments as they are written, one module for each group of verbs. Parsed into plain
 //! structs; nothing is looked up here.
+#![allow(rustdoc::broken_intra_doc_links, reason = "help writes what may be left out in brackets")]
 
 mod convert;
 mod demo;

@@ -29,7 +29,7 @@ use self::values::{Values, overlapping};
 
 /// Bytes of one read: several megabytes keep any disk busy.
 const READ_BYTES: u64 = 8 << 20;
-/// Reads in flight; with [`READ_BYTES`] the memory that this takes.
+/// Reads in flight; with `READ_BYTES` the memory that this takes.
 const READS_IN_FLIGHT: usize = 8;
 /// Smallest piece that a failing read is narrowed down to: a page, and a sector of today's disks.
 const SECTOR_BYTES: u64 = 4096;
@@ -88,8 +88,8 @@ pub struct PayloadReport {
 /// Reads every byte of `files` through `source` and looks at every value.
 ///
 /// `progress` is told the bytes done and the bytes in all, ten times a second and more; it stops the
-/// reading by returning [`ControlFlow::Break`]. Memory is [`READS_IN_FLIGHT`] buffers of
-/// [`READ_BYTES`], whatever the size of the model. A read that fails is no error: it is a finding.
+/// reading by returning [`ControlFlow::Break`]. Memory is `READS_IN_FLIGHT` buffers of
+/// `READ_BYTES`, whatever the size of the model. A read that fails is no error: it is a finding.
 #[must_use]
 pub fn read_all(
     files: &[PayloadFile],

@@ -57,7 +57,7 @@ pub struct Advice {
 ///
 /// All figures are estimates of the same kind, without trials of pins, so that they compare with each
 /// other; where pins are planned, the plan's own figure may differ a little. A change that makes no
-/// sense here is left out.
+/// sense here, or that makes it slower, is left out.
 #[must_use]
 pub fn what_would_help(
     model: &Catalogue,
@@ -84,7 +84,8 @@ pub fn what_would_help(
     let advice = |Answer { change, what, after, note }| {
         let after: f64 = after?;
         let ratio = after / before;
-        Some(Advice {
+        // What makes it slower is no help, however it comes about.
+        (ratio >= 1.0).then_some(Advice {
             change,
             what,
             tokens_per_s_before: before,
