@@ -21,7 +21,7 @@ pub(crate) struct PlanningArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<SizeRequest>,
     /// What the graphics cards may give together: 24GB, 90% (of what is free) or 0. Default: all
-    /// that is free, if this build can use them.
+    /// that is free, for another machine or a what-if; none here, for this build cannot use them.
     #[arg(long, value_name = "SIZE")]
     pub(crate) vram: Option<SizeRequest>,
     /// Tokens that a sequence may hold. Default: 4096, or what the model has; for verify, its

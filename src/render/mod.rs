@@ -160,7 +160,11 @@ pub(crate) fn percent(share: f64) -> String {
 
 /// A speed with as many digits as it deserves.
 pub(crate) fn speed(tokens_per_s: f64) -> String {
-    if tokens_per_s < 10.0 { format!("{tokens_per_s:.2}") } else { format!("{tokens_per_s:.1}") }
+    match tokens_per_s {
+        slow if slow < 1.0 => format!("{slow:.3}"),
+        slow if slow < 10.0 => format!("{slow:.2}"),
+        fast => format!("{fast:.1}"),
+    }
 }
 
 /// A number with its thousands apart.

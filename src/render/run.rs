@@ -131,7 +131,7 @@ pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> Vec<String> {
             || actual > predicted.p90 * (1.0 + TOLERANCE))
     {
         warn(format!(
-            "{} tokens/s is outside the predicted {} to {}; the next plan learns from it",
+            "{} tokens/s is outside the predicted {} to {}; a plan learns from runs that are recorded",
             speed(actual),
             speed(predicted.p10),
             speed(predicted.p90)

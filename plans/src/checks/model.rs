@@ -452,7 +452,7 @@ fn headers_check(survey: &Survey) -> Check {
     if problems.is_empty() {
         let n_valid = survey.shards.iter().filter(|shard| shard_problem(shard).is_none()).count();
         return match n_valid {
-            0 => Check::skip_because(id, "no file has one that can be read"),
+            0 => Check::skip_because(id, "no file is whole"),
             n if n == n_files => Check::ok(id, "all valid"),
             n => Check::ok(
                 id,

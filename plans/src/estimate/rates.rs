@@ -123,12 +123,11 @@ fn disk(machine: &Facts, bytes: u64) -> Rate {
         Some(point) => Rate {
             per_s: point.bytes_per_s,
             evidence: format!(
-                "{name} {:.1} GB/s at reads of {}, {} under way: {}, {}",
+                "{name} {:.1} GB/s at reads of {}, {} under way: {}",
                 point.bytes_per_s / 1e9,
                 crate::units::Bytes(point.read_bytes),
                 point.queue_depth,
-                machine.disk.reads.source().as_str(),
-                machine.disk.reads.detail()
+                said(machine.disk.reads.source().as_str(), machine.disk.reads.detail())
             ),
         },
         None => {
@@ -137,21 +136,29 @@ fn disk(machine: &Facts, bytes: u64) -> Rate {
     }
 }
 
+/// A source and its detail, which facts written by hand may lack.
+fn said(source: &str, detail: &str) -> String {
+    if detail.is_empty() { source.to_owned() } else { format!("{source}, {detail}") }
+}
+
 /// A rate from a fact, or the assumed one; either way the evidence says which.
 fn rate(fact: &Fact<f64>, assumed: f64, name: &str) -> Rate {
     match fact.value() {
         Some(&value) if value > 0.0 && value.is_finite() => Rate {
             per_s: value,
             evidence: format!(
-                "{name} {:.1} GB/s: {}, {}",
+                "{name} {:.1} GB/s: {}",
                 value / 1e9,
-                fact.source().as_str(),
-                fact.detail()
+                said(fact.source().as_str(), fact.detail())
             ),
         },
         _ => Rate {
             per_s: assumed,
-            evidence: format!("{name} {:.1} GB/s: assumed, {}", assumed / 1e9, fact.detail()),
+            evidence: format!(
+                "{name} {:.1} GB/s: {}",
+                assumed / 1e9,
+                said("assumed", fact.detail())
+            ),
         },
     }
 }

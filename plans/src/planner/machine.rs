@@ -1,7 +1,7 @@
 //! What a machine's facts allow: the budget of main memory, what each graphics card can give, the
 //! instruction set. Counts memory that is shared once.
 
-use tierkeep_doctor::{Facts, GpuFact};
+use tierkeep_doctor::{Fact, Facts, GpuFact};
 
 use super::{Options, PlanRefusal};
 use crate::estimate;
@@ -32,22 +32,27 @@ pub(super) fn budget(machine: &Facts, options: &Options) -> Result<(Bytes, Strin
                 && budget > available
                 && !options.allow_overcommit
             {
-                let source_of = fact.detail().to_owned();
+                let source_of = source_of(fact).to_owned();
                 return Err(PlanRefusal::OverMachine { budget, available, source_of });
             }
             Ok((budget, "given with --ram".to_owned()))
         }
         Some(share @ SizeRequest::Percent(percent)) => {
             let budget = share.resolve(available.ok_or_else(unknown)?);
-            Ok((budget, format!("{percent} % of available: {}", fact.detail())))
+            Ok((budget, format!("{percent} % of available: {}", source_of(fact))))
         }
         None => {
             let available = available.ok_or_else(unknown)?;
             let spared = Bytes(SPARED_BYTES.max((available.as_f64() * SPARED_SHARE) as u64));
             let budget = available.saturating_sub(spared);
-            Ok((budget, format!("{available} available less {spared}: {}", fact.detail())))
+            Ok((budget, format!("{available} available less {spared}: {}", source_of(fact))))
         }
     }
+}
+
+/// Where a fact comes from: its detail, or its source where one written by hand has none.
+fn source_of(fact: &Fact<u64>) -> &str {
+    if fact.detail().is_empty() { fact.source().as_str() } else { fact.detail() }
 }
 
 /// What each card can give: its free memory, or its part of what was asked for.

@@ -124,7 +124,7 @@ pub enum PlanRefusal {
     },
     /// The budget is above what the machine can give.
     #[error(
-        "a budget of {budget} is above the {available} that this machine has available ({source_of}): ask for less, or insist with --allow-overcommit"
+        "a budget of {budget} is above the {available} that this machine has available ({source_of}): ask for less, plan for a machine that has it with --what-if ram=SIZE, or insist with --allow-overcommit"
     )]
     OverMachine {
         /// What was asked for.

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use tierkeep_doctor::{Facts, Measuring};
+use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
-use tierkeep_plans::planner;
+use tierkeep_plans::planner::{self, Advice, Change};
 use tierkeep_plans::what_if::{Replaced, WhatIf};
 
 use super::explain;
@@ -74,7 +75,8 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     if let Some(output) = output {
         plan.write(output)?;
     }
-    let advice = planner::what_would_help(model, &plan, &options, history.as_ref());
+    let mut advice = planner::what_would_help(model, &plan, &options, history.as_ref());
+    mark_advice(&mut advice, model);
     let view = PlanView { plan: &plan, replaced: &replaced, advice: &advice, lacks: &lacks };
     if context.json {
         let json = render::plan_json(&view)?;
@@ -89,13 +91,34 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     Ok(outcome)
 }
 
+/// Says of each change what this build cannot do about it, whatever engine was planned for.
+fn mark_advice(advice: &mut [Advice], model: &Catalogue) {
+    for one in advice {
+        match one.change {
+            Change::FewerBits if tierkeep_engine::supports(model).is_err() => {
+                one.note =
+                    "converting this model needs a newer tierkeep; it costs quality".to_owned();
+            }
+            Change::MoreVram if !tierkeep_engine::ABILITIES.vram && one.note.is_empty() => {
+                one.note = "this build's engine does not use graphics cards yet".to_owned();
+            }
+            Change::FewerBits
+            | Change::MoreVram
+            | Change::MoreRam
+            | Change::FasterDisk
+            | Change::HalfContext => {}
+        }
+    }
+}
+
 /// Says so where more threads are asked for than the hardware runs at once; whether it did.
 fn warn_of_threads(plan: &Plan) -> bool {
     let threads = plan.engine.threads;
     match plan.machine.cpu.usable_threads.value() {
         Some(&usable) if usable < threads => {
             render::warning(&format!(
-                "{threads} threads on {usable} hardware threads wait for each other at every step and                  compute no faster; plan with --threads {usable}"
+                "{threads} threads on {usable} hardware threads wait for each other at every step and \
+                 compute no faster; plan with --threads {usable}"
             ));
             true
         }
