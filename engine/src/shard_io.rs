@@ -158,26 +158,28 @@ fn fill(
     Ok(())
 }
 
+/// One read at an offset, as long as the system makes it.
 #[cfg(unix)]
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, into, offset)
 }
 
+/// One read at an offset, as long as the system makes it.
 #[cfg(windows)]
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, into, offset)
 }
 
-/// Tells the kernel that the pages will not be needed: the engine keeps its own copy.
+/// Tells the kernel that the pages will not be needed: whoever read them has a copy of its own.
 #[cfg(target_os = "linux")]
-fn drop_pages(file: &File, offset: u64, bytes: u64) {
+pub(crate) fn drop_pages(file: &File, offset: u64, bytes: u64) {
     use rustix::fs::{Advice, fadvise};
     // Advice that is not taken costs memory that the kernel reclaims anyway; it is no error.
     let _ = fadvise(file, offset, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
 }
 
 #[cfg(not(target_os = "linux"))]
-fn drop_pages(_file: &File, _offset: u64, _bytes: u64) {}
+pub(crate) fn drop_pages(_file: &File, _offset: u64, _bytes: u64) {}
 
 #[cfg(test)]
 mod tests {

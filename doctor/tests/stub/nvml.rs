@@ -26,10 +26,12 @@ pub struct Memory {
 /// A handle is the index of a device plus one; instances of a divided device are from 100 on.
 type Device = usize;
 
+// SAFETY: as NVML asks of its callers, pointers are to places that may be written.
 unsafe fn text(from: &str, to: *mut c_char, length: c_uint) -> c_int {
     if from.len() >= length as usize {
         return UNKNOWN;
     }
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe {
         std::ptr::copy_nonoverlapping(from.as_ptr(), to.cast::<u8>(), from.len());
         to.add(from.len()).write(0);
@@ -37,9 +39,11 @@ unsafe fn text(from: &str, to: *mut c_char, length: c_uint) -> c_int {
     SUCCESS
 }
 
+// SAFETY: as NVML asks of its callers, pointers are to places that may be written.
 unsafe fn number(value: Option<c_uint>, to: *mut c_uint) -> c_int {
     match value {
         Some(value) => {
+            // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
             unsafe { to.write(value) };
             SUCCESS
         }
@@ -59,11 +63,13 @@ pub extern "C" fn nvmlShutdown() -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(to: *mut c_char, length: c_uint) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { text("570.86.10", to, length) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(Some(if cfg!(machine = "two") { 2 } else { 1 }), count) }
 }
 
@@ -75,6 +81,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     if cfg!(machine = "broken") {
         return GPU_IS_LOST;
     }
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { device.write(index as usize + 1) };
     SUCCESS
 }
@@ -90,6 +97,7 @@ pub unsafe extern "C" fn nvmlDeviceGetName(
         (true, _) => "NVIDIA H100 80GB HBM3",
         (false, _) => "NVIDIA GB10",
     };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { text(name, to, length) }
 }
 
@@ -99,6 +107,7 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(
     to: *mut c_char,
     length: c_uint,
 ) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { text(&format!("GPU-0000000{device}"), to, length) }
 }
 
@@ -111,6 +120,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut
         1 => (48_305_799_168, 500_000_000, 47_700_000_000),
         _ => (85_520_809_984, 600_000_000, 3_000_000_000),
     };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe {
         (*memory).total = total;
         (*memory).reserved = reserved;
@@ -126,6 +136,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     major: *mut c_int,
     minor: *mut c_int,
 ) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe {
         major.write(if device == 1 { 8 } else { 9 });
         minor.write(if device == 1 { 9 } else { 0 });
@@ -139,11 +150,13 @@ pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkGeneration(
     to: *mut c_uint,
 ) -> c_int {
     let generation = if device == 1 { 4 } else { 5 };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(cfg!(machine = "two").then_some(generation), to) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(_device: Device, to: *mut c_uint) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(cfg!(machine = "two").then_some(16), to) }
 }
 
@@ -151,6 +164,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(_device: Device, to: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCurrPcieLinkWidth(device: Device, to: *mut c_uint) -> c_int {
     let width = if device == 1 { 16 } else { 8 };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(cfg!(machine = "two").then_some(width), to) }
 }
 
@@ -162,12 +176,14 @@ pub unsafe extern "C" fn nvmlDeviceGetMaxClockInfo(
 ) -> c_int {
     let is_memory = kind == 2;
     let mhz = if device == 1 { 9001 } else { 2619 };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number((cfg!(machine = "two") && is_memory).then_some(mhz), to) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryBusWidth(device: Device, to: *mut c_uint) -> c_int {
     let bits = if device == 1 { 384 } else { 5120 };
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(cfg!(machine = "two").then_some(bits), to) }
 }
 
@@ -180,6 +196,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     if device == 1 {
         return NOT_SUPPORTED;
     }
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe {
         current.write(1);
         pending.write(0);
@@ -189,6 +206,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(_device: Device, to: *mut c_uint) -> c_int {
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { number(Some(7), to) }
 }
 
@@ -202,6 +220,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
     if index > 1 {
         return 6;
     }
+    // SAFETY: as NVML asks of its callers, pointers are to places that may be written.
     unsafe { instance.write(100 + index as usize) };
     SUCCESS
 }

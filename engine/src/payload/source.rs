@@ -10,6 +10,7 @@ use tierkeep_plans::catalogue::open_file;
 
 use super::PayloadFile;
 use super::holes::stored_ranges;
+use crate::shard_io::{drop_pages, read_at};
 
 /// Files that can be read at an offset, by their position in the list.
 pub trait PayloadSource: Sync {
@@ -133,23 +134,3 @@ fn open_direct(path: &std::path::Path) -> Option<File> {
 fn open_direct(_path: &std::path::Path) -> Option<File> {
     None
 }
-
-#[cfg(unix)]
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, into, offset)
-}
-
-#[cfg(target_os = "linux")]
-fn drop_pages(file: &File, offset: u64, bytes: u64) {
-    use rustix::fs::{Advice, fadvise};
-    // Advice that is not taken makes the read say less; it is no error.
-    let _ = fadvise(file, offset, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
-}
-
-#[cfg(not(target_os = "linux"))]
-fn drop_pages(_file: &File, _offset: u64, _bytes: u64) {}
