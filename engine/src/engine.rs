@@ -27,8 +27,13 @@ use crate::weights::Weights;
 use crate::workspace::{AttentionBuffers, Workspace};
 
 /// What this engine can execute beyond main memory, recency and pins.
-pub const ABILITIES: Abilities =
-    Abilities { vram: false, streamed_dense: false, sessions: false, frequency: false };
+pub const ABILITIES: Abilities = Abilities {
+    vram: false,
+    mapped_dense: false,
+    streamed_dense: false,
+    sessions: false,
+    frequency: false,
+};
 
 /// What is being loaded, for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

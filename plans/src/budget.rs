@@ -6,6 +6,7 @@
 
 mod bytes;
 mod card;
+mod dense;
 mod shape;
 
 use std::fmt;
@@ -16,11 +17,15 @@ pub use self::bytes::{LayerBytes, ModelBytes, PartBytes};
 pub use self::card::{
     CardLedger, CardLedgerLine, CardLine, CardPlacement, ExpertList, ExpertListError, LayerExperts,
 };
+pub use self::dense::{
+    DenseResidency, MAP_PAGE_BYTES, Streamed, mapped_ranges, resident_tensors,
+    streamed_bytes_per_token,
+};
 pub use self::shape::{
     CachePerToken, activation_bytes, cache_per_token, indexer_key_bytes, kv_cache_bytes,
     layer_indexer_bytes, layer_kv_bytes, mtp_kv_cache_bytes, widest_norm,
 };
-use crate::catalogue::{Catalogue, Role, TENSOR_ALIGN, Tensor};
+use crate::catalogue::{Catalogue, TENSOR_ALIGN};
 use crate::spec::ArchSpec;
 use crate::units::{Bytes, counted, round_up};
 
@@ -216,21 +221,13 @@ impl Slots {
     }
 }
 
-/// Dense weights that do not stay in memory: they are read for every token, unit by unit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Streamed {
-    /// Decoder layers whose dense weights are read for every token, ascending.
-    pub layers: Vec<u32>,
-    /// Whether the head is too, in pieces as large as the buffers.
-    pub head: bool,
-}
-
 /// Where everything lives, as far as memory depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Holding<'a> {
     /// Slots in main memory.
     pub slots: &'a Slots,
+    /// How dense weights that stay are held.
+    pub dense: DenseResidency,
     /// Dense weights that do not stay.
     pub streamed: &'a Streamed,
     /// Left to the kernel to keep experts in its page cache; 0 where they have slots.
@@ -246,7 +243,8 @@ impl<'a> Holding<'a> {
     /// Slots in main memory and no more: all dense weights stay there, no cards.
     #[must_use]
     pub fn in_memory(slots: &'a Slots) -> Self {
-        Self { slots, streamed: &ALL_RESIDENT, page_cache_bytes: Bytes(0), cards: &[] }
+        let dense = DenseResidency::Resident;
+        Self { slots, dense, streamed: &ALL_RESIDENT, page_cache_bytes: Bytes(0), cards: &[] }
     }
 
     /// Number of experts of each layer that stay on some card.
@@ -334,10 +332,12 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
             model.tokenizer_bytes
         ),
     );
-    let dense = dense_bytes(sums, workload.embedding, holding);
-    add(Line::DenseWeights, dense, dense_note(sums, workload.embedding, holding));
+    let embedding = workload.embedding;
+    let dense = dense::bytes(sums, embedding, holding);
+    add(Line::DenseWeights, dense, dense::note(sums, embedding, holding));
     let streamed = holding.streamed;
-    add(Line::StreamBuffers, stream_buffer_bytes(sums, streamed), stream_note(sums, streamed));
+    let buffers = dense::stream_buffer_bytes(sums, streamed);
+    add(Line::StreamBuffers, buffers, dense::stream_note(sums, streamed));
     let layers: Vec<usize> = (0..spec.n_layers).filter(|&l| !holding.is_on_card(l)).collect();
     add_caches(workload, spec, &layers, |kv, bytes, note| {
         add(if kv { Line::KvCache } else { Line::IndexerKeys }, bytes, note);
@@ -511,75 +511,6 @@ fn host_transfer_bytes(sums: &ModelBytes<'_>, workload: &Workload, holding: &Hol
     }
     let states = state_buffer_bytes(sums, workload).saturating_mul(n_cards);
     states.saturating_add(sums.largest_slot.saturating_mul(2))
-}
-
-/// Dense weights that stay in main memory.
-fn dense_bytes(sums: &ModelBytes<'_>, embedding: EmbeddingResidency, holding: &Holding<'_>) -> u64 {
-    let layers = sums.layers.iter().enumerate();
-    let stays = |layer: usize| !holding.is_on_card(layer) && !holding.is_streamed(layer);
-    let of_layers = layers.filter(|(layer, _)| stays(*layer)).map(|(_, l)| l.dense.resident);
-    let on_card = holding.head_on_card();
-    let head = if on_card || holding.streamed.head { 0 } else { sums.head().resident };
-    let norm = if on_card { 0 } else { sums.final_norm.resident };
-    let table = sums.resident_embedding(embedding).resident;
-    [head, norm, table].into_iter().fold(shape::sum(of_layers), u64::saturating_add)
-}
-
-fn dense_note(
-    sums: &ModelBytes<'_>,
-    embedding: EmbeddingResidency,
-    holding: &Holding<'_>,
-) -> String {
-    let mut note = match embedding {
-        EmbeddingResidency::Resident => "embedding resident".to_owned(),
-        EmbeddingResidency::RowRead => "embedding rows read from disk".to_owned(),
-    };
-    let on_cards: usize = holding.cards.iter().map(|c| c.layers().len()).sum();
-    if on_cards > 0 {
-        note += &format!("; {} on graphics cards", counted(on_cards as u64, "layer"));
-    }
-    if sums.model.n_mtp_layers_present > 0 {
-        let n_mtp = sums.model.n_mtp_layers_present as u64;
-        note += &format!("; {} present, not loaded", counted(n_mtp, "MTP layer"));
-    }
-    note
-}
-
-/// Two buffers of the largest layer that passes through them.
-fn stream_buffer_bytes(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
-    let layers = streamed.layers.iter().filter_map(|&l| sums.layers.get(l as usize));
-    layers.map(|l| l.dense.resident).max().unwrap_or(0).saturating_mul(2)
-}
-
-fn stream_note(sums: &ModelBytes<'_>, streamed: &Streamed) -> String {
-    let bytes = Bytes(streamed_bytes_per_token(sums, streamed));
-    match (streamed.layers.len(), streamed.head) {
-        (0, _) => "none: dense weights stay".to_owned(),
-        (n, false) => format!("{}, {bytes}, read for every token", counted(n as u64, "layer")),
-        (n, true) => {
-            format!("{} and the head, {bytes}, read for every token", counted(n as u64, "layer"))
-        }
-    }
-}
-
-/// Bytes that are read for every token because dense weights do not stay.
-#[must_use]
-pub fn streamed_bytes_per_token(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
-    let layers = streamed.layers.iter().filter_map(|&l| sums.layers.get(l as usize));
-    let head = if streamed.head { sums.head().stored } else { 0 };
-    shape::sum(layers.map(|l| l.dense.stored)).saturating_add(head)
-}
-
-/// Weights held in memory for the whole run: all but routed experts, multi-token-prediction layers
-/// and an embedding that is read by rows.
-pub fn resident_tensors(
-    model: &Catalogue,
-    embedding: EmbeddingResidency,
-) -> impl Iterator<Item = &Tensor> {
-    model.tensors.iter().filter(move |t| {
-        let row_read = t.role == Role::Embedding && embedding == EmbeddingResidency::RowRead;
-        !row_read && !model.is_mtp(t.role)
-    })
 }
 
 /// Experts that the flight buffer holds: one token's, unless every expert has a slot.

@@ -29,8 +29,13 @@ static GLM: LazyLock<Catalogue> = LazyLock::new(|| {
 });
 
 /// An engine of main memory and one sequence.
-const PLAIN: Abilities =
-    Abilities { vram: false, streamed_dense: false, sessions: false, frequency: false };
+const PLAIN: Abilities = Abilities {
+    vram: false,
+    mapped_dense: false,
+    streamed_dense: false,
+    sessions: false,
+    frequency: false,
+};
 
 fn machine() -> Facts {
     let card = GpuFact {

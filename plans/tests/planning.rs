@@ -516,7 +516,7 @@ fn every_edit_into_nonsense_is_refused_by_name() {
     let pins = "placement.slots.pins";
     let budget = PLAN.request.budget_bytes.0 as i64;
     let cases: Vec<(&str, toml::Value, &[&str])> = vec![
-        ("version", 1.into(), &["version 1", "reads version 2", "tierkeep plan"]),
+        ("version", 1.into(), &["version 1", "reads version 3", "tierkeep plan"]),
         ("version", 0.into(), &["version 0"]),
         ("version", "one".into(), &["version"]),
         ("model.fingerprint", "00".into(), &["for model 00", "tierkeep plan"]),
@@ -659,7 +659,7 @@ proptest! {
     #[test]
     fn arbitrary_text_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = judged(&String::from_utf8_lossy(&bytes));
-        let _ = judged(&format!("version = 2\n{}", String::from_utf8_lossy(&bytes)));
+        let _ = judged(&format!("version = 3\n{}", String::from_utf8_lossy(&bytes)));
     }
 
     #[test]

@@ -155,8 +155,7 @@ fn reports_speed(machine: &Facts, plan: &Plan) -> f64 {
     assert_eq!(card.n_experts(), 9780);
     let cards = [card];
     let streamed = Streamed::default();
-    let holding =
-        Holding { slots: &slots, streamed: &streamed, page_cache_bytes: Bytes(0), cards: &cards };
+    let holding = Holding { cards: &cards, streamed: &streamed, ..Holding::in_memory(&slots) };
     // Nearly everything is somewhere in memory: what they miss is taken as nothing, to be fair to them.
     let hits = ExpectedHits {
         vram: 9780.0 / 19200.0,

@@ -100,6 +100,9 @@ pub(crate) enum Dense {
     Auto,
     /// Resident, or the model does not fit.
     Resident,
+    /// Pages of the files, mapped: instant where they are cached, shared with other processes, and the
+    /// system may take them back.
+    Mapped,
     /// All of them are read for every token.
     Streamed,
 }
@@ -109,6 +112,7 @@ impl From<Dense> for DenseRule {
         match dense {
             Dense::Auto => Self::Auto,
             Dense::Resident => Self::Resident,
+            Dense::Mapped => Self::Mapped,
             Dense::Streamed => Self::Streamed,
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tierkeep_plans::budget::{CardPlacement, EmbeddingResidency, Line};
+use tierkeep_plans::budget::{CardPlacement, DenseResidency, EmbeddingResidency, Line};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
 use tierkeep_plans::plan::{Abilities, IoMode, Need, Plan, Range};
@@ -180,6 +180,14 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
     text += &style.paragraph("pins     ", &pins);
     text += &style.paragraph("policy   ", &placement.policy_evidence);
     text += &style.paragraph("cache    ", &placement.cache_evidence);
+    match placement.dense {
+        DenseResidency::Resident => {}
+        DenseResidency::Mapped => {
+            let what = "dense weights are computed on where they lie in the page cache; under memory \
+                        pressure the system takes pages back and reads them again";
+            text += &style.paragraph("mapped   ", what);
+        }
+    }
     let streamed = &placement.streamed;
     if !streamed.layers.is_empty() || streamed.head {
         let layers = runs(streamed.layers.iter().map(|&layer| layer as usize));

@@ -109,8 +109,13 @@ fn what_does_not_fit() {
         };
         (result, would_fit)
     };
-    let engine =
-        Abilities { vram: false, streamed_dense: false, sessions: false, frequency: false };
+    let engine = Abilities {
+        vram: false,
+        mapped_dense: false,
+        streamed_dense: false,
+        sessions: false,
+        frequency: false,
+    };
     let view = |(result, would_fit): &(Box<DoesNotFit>, Box<WouldFit>), style| {
         does_not_fit(&Misfit { model: &model.directory, result, would_fit, engine }, style)
     };

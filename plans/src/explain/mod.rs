@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use self::subject::{ExplainError, Subject};
-use crate::budget::{CardPlacement, EmbeddingResidency, ModelBytes};
+use crate::budget::{CardPlacement, DenseResidency, EmbeddingResidency, ModelBytes};
 use crate::catalogue::{
     Catalogue, ExpertForm, Extent, FusedTensor, Projection, Role, Span, Tensor,
 };
@@ -339,6 +339,10 @@ impl View<'_> {
         }
         let placement = &self.plan.placement;
         let every = "every token touches it";
+        let held = match placement.dense {
+            DenseResidency::Resident => "in main memory, with the dense weights",
+            DenseResidency::Mapped => "in the page cache, as pages of its file that are mapped",
+        };
         match tensor.role {
             Role::Embedding => match self.plan.engine.embedding {
                 EmbeddingResidency::RowRead => Home::new(
@@ -348,19 +352,19 @@ impl View<'_> {
                 ),
                 EmbeddingResidency::Resident if self.model.spec.tied_embeddings => Home::new(
                     Tier::Resident,
-                    "in main memory, with the dense weights",
+                    held,
                     "it is the head as well, which every token touches whole",
                 ),
                 EmbeddingResidency::Resident => Home::new(
                     Tier::Resident,
-                    "in main memory, with the dense weights",
+                    held,
                     "the budget has room for it, so that no row is read",
                 ),
             },
             Role::Head | Role::FinalNorm => match placement.cards.iter().find(|card| card.head) {
                 Some(card) => Home::new(Tier::Vram, on_card(card), every),
                 None if placement.streamed.head && tensor.role == Role::Head => streamed(),
-                None => Home::new(Tier::Resident, "in main memory, with the dense weights", every),
+                None => Home::new(Tier::Resident, held, every),
             },
             role => {
                 let layer = layer_of(role).unwrap_or(u32::MAX);
@@ -368,9 +372,7 @@ impl View<'_> {
                 match card {
                     Some(card) => Home::new(Tier::Vram, on_card(card), every),
                     None if placement.streamed.layers.binary_search(&layer).is_ok() => streamed(),
-                    None => {
-                        Home::new(Tier::Resident, "in main memory, with the dense weights", every)
-                    }
+                    None => Home::new(Tier::Resident, held, every),
                 }
             }
         }

@@ -7,8 +7,8 @@ mod slots;
 
 pub use self::cards::{CardBudget, least_card_bytes};
 use crate::budget::{
-    self, CardPlacement, EmbeddingResidency, Holding, KvElement, Ledger, Line, ModelBytes, Slots,
-    Streamed, Workload,
+    self, CardPlacement, DenseResidency, EmbeddingResidency, Holding, KvElement, Ledger, Line,
+    ModelBytes, Slots, Streamed, Workload,
 };
 use crate::units::Bytes;
 
@@ -45,8 +45,20 @@ pub enum DenseRule {
     Auto,
     /// In memory, or the model does not fit.
     Resident,
+    /// As pages of the files, mapped, or the model does not fit.
+    Mapped,
     /// Every layer and the head are streamed.
     Streamed,
+}
+
+impl DenseRule {
+    /// How dense weights that stay are held.
+    fn residency(self) -> DenseResidency {
+        match self {
+            Self::Auto | Self::Resident | Self::Streamed => DenseResidency::Resident,
+            Self::Mapped => DenseResidency::Mapped,
+        }
+    }
 }
 
 /// Who keeps experts that have no place of their own: one cache, never two.
@@ -67,6 +79,8 @@ pub struct Placed {
     pub workload: Workload,
     /// Slots of each layer.
     pub slots: Slots,
+    /// How dense weights that stay are held.
+    pub dense: DenseResidency,
     /// Dense weights that do not stay.
     pub streamed: Streamed,
     /// Left to the page cache for experts.
@@ -206,15 +220,22 @@ impl<'a> Frame<'a> {
         let counts = match self.request.dense {
             DenseRule::Auto => 1..last + 1,
             DenseRule::Streamed => last..last + 1,
-            DenseRule::Resident => 0..0,
+            DenseRule::Resident | DenseRule::Mapped => 0..0,
         };
         counts.filter(move |_| n > 0).map(move |count| {
             let mut layers = order[..count.min(n)].to_vec();
             layers.sort_unstable();
+            let head = count > n;
             Way {
-                embedding: budget::touched_embedding(self.sums.model),
+                // Where the table is the head and passes through the buffers, a token's row is read.
+                embedding: match budget::touched_embedding(self.sums.model) {
+                    EmbeddingResidency::Resident if !head => EmbeddingResidency::Resident,
+                    EmbeddingResidency::Resident | EmbeddingResidency::RowRead => {
+                        EmbeddingResidency::RowRead
+                    }
+                },
                 slots: self.given_slots().unwrap_or_else(|| Slots::none(self.sums.layers.len())),
-                streamed: Streamed { layers, head: count > n },
+                streamed: Streamed { layers, head },
             }
         })
     }
@@ -258,7 +279,8 @@ impl<'a> Frame<'a> {
 
     fn holding<'b>(&'b self, way: &'b Way) -> Holding<'b> {
         let (slots, streamed) = (&way.slots, &way.streamed);
-        Holding { slots, streamed, page_cache_bytes: Bytes(0), cards: &self.cards }
+        let dense = self.request.dense.residency();
+        Holding { slots, dense, streamed, page_cache_bytes: Bytes(0), cards: &self.cards }
     }
 
     fn workload(&self, embedding: EmbeddingResidency, prefill_batch: u64) -> Workload {
@@ -313,8 +335,8 @@ impl<'a> Frame<'a> {
         let holding = Holding { page_cache_bytes, ..self.holding(&way) };
         let ledger = budget::host_ledger(self.sums, &workload, &holding);
         let Way { slots, streamed, .. } = way;
-        let cards = self.cards.clone();
-        Placed { workload, slots, streamed, page_cache_bytes, cards, ledger }
+        let (dense, cards) = (self.request.dense.residency(), self.cards.clone());
+        Placed { workload, slots, dense, streamed, page_cache_bytes, cards, ledger }
     }
 
     /// The smallest placement: the smallest batch, and no slots unless a model is so small that slots
@@ -376,6 +398,7 @@ impl Placed {
     pub fn holding(&self) -> Holding<'_> {
         Holding {
             slots: &self.slots,
+            dense: self.dense,
             streamed: &self.streamed,
             page_cache_bytes: self.page_cache_bytes,
             cards: &self.cards,

@@ -32,6 +32,7 @@ impl Plan {
     pub fn holding(&self) -> Holding<'_> {
         Holding {
             slots: &self.placement.slots,
+            dense: self.placement.dense,
             streamed: &self.placement.streamed,
             page_cache_bytes: self.placement.page_cache_bytes,
             cards: &self.placement.cards,
@@ -137,11 +138,18 @@ impl Plan {
             return Err(invalid("engine.isa", format!("{:?}", self.engine.isa), expected));
         }
         in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
-        if self.engine.embedding == EmbeddingResidency::RowRead && model.spec.tied_embeddings {
-            let expected = "resident, for the head shares its weights";
-            return Err(invalid("engine.embedding", "row_read", expected));
+        match (self.engine.embedding, self.placement.streamed.head) {
+            _ if !model.spec.tied_embeddings => Ok(()),
+            (EmbeddingResidency::Resident, false) | (EmbeddingResidency::RowRead, true) => Ok(()),
+            (EmbeddingResidency::RowRead, false) => {
+                let expected = "resident, for the head shares its weights";
+                Err(invalid("engine.embedding", "row_read", expected))
+            }
+            (EmbeddingResidency::Resident, true) => {
+                let expected = "row_read, for the head shares its weights and is streamed";
+                Err(invalid("engine.embedding", "resident", expected))
+            }
         }
-        Ok(())
     }
 
     fn check_slots(&self, model: &Catalogue) -> Result<(), PlanError> {

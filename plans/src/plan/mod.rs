@@ -14,13 +14,14 @@ use tierkeep_doctor::Facts;
 pub(crate) use self::check::tiers;
 pub use self::need::{Abilities, Need};
 use crate::budget::{
-    CardLine, CardPlacement, EmbeddingResidency, KvElement, Ledger, Line, Slots, Streamed,
+    CardLine, CardPlacement, DenseResidency, EmbeddingResidency, KvElement, Ledger, Line, Slots,
+    Streamed,
 };
 use crate::units::Bytes;
 use crate::whole_file;
 
 /// Version of the plan format that this build writes and reads.
-pub const PLAN_VERSION: u32 = 2;
+pub const PLAN_VERSION: u32 = 3;
 
 /// Largest plan file that is read, bytes.
 const PLAN_CAP_BYTES: u64 = 64 << 20;
@@ -156,6 +157,8 @@ pub struct Placement {
     pub cache_evidence: String,
     /// Left to the kernel to keep experts in its page cache; 0 where they have slots.
     pub page_cache_bytes: Bytes,
+    /// How dense weights that stay in main memory are held.
+    pub dense: DenseResidency,
     /// Slots and pins of every layer, in main memory.
     pub slots: Slots,
     /// Dense weights that do not stay in memory.

@@ -5,12 +5,15 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Plan, Policy};
+use crate::budget::DenseResidency;
 
 /// What an engine can execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// Layers and experts on graphics cards.
     pub vram: bool,
+    /// Dense weights as pages of the files, mapped.
+    pub mapped_dense: bool,
     /// Dense weights that are read for every token.
     pub streamed_dense: bool,
     /// More than one sequence at once.
@@ -21,14 +24,20 @@ pub struct Abilities {
 
 impl Abilities {
     /// Whatever a plan can ask for.
-    pub const ALL: Self =
-        Self { vram: true, streamed_dense: true, sessions: true, frequency: true };
+    pub const ALL: Self = Self {
+        vram: true,
+        mapped_dense: true,
+        streamed_dense: true,
+        sessions: true,
+        frequency: true,
+    };
 
     /// Whether an engine has what is needed.
     #[must_use]
     pub fn has(self, need: Need) -> bool {
         match need {
             Need::Vram => self.vram,
+            Need::MappedDense => self.mapped_dense,
             Need::StreamedDense => self.streamed_dense,
             Need::Sessions(n) => self.sessions || n <= 1,
             // Slots that are all pinned are executed by any engine that has pins.
@@ -50,6 +59,8 @@ impl Default for Abilities {
 pub enum Need {
     /// Layers or experts on graphics cards.
     Vram,
+    /// Dense weights as pages of the files, mapped.
+    MappedDense,
     /// Dense weights that are read for every token.
     StreamedDense,
     /// More than one sequence at once.
@@ -64,6 +75,7 @@ impl Need {
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Vram => "plan without graphics cards: --vram 0",
+            Self::MappedDense => "plan with --dense resident",
             Self::StreamedDense => "plan with a larger --ram",
             Self::Sessions(_) => "plan with --sessions 1",
             Self::Policy(_) => "plan with --policy recency",
@@ -75,6 +87,7 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vram => f.write_str("weights on graphics cards"),
+            Self::MappedDense => f.write_str("dense weights mapped from their files"),
             Self::StreamedDense => f.write_str("dense weights streamed for every token"),
             Self::Sessions(n) => write!(f, "{n} sequences at once"),
             Self::Policy(policy) => write!(f, "the policy {}", policy.name()),
@@ -89,6 +102,7 @@ impl Plan {
         let placement = &self.placement;
         let needs = [
             (!placement.cards.is_empty()).then_some(Need::Vram),
+            (placement.dense == DenseResidency::Mapped).then_some(Need::MappedDense),
             (!placement.streamed.layers.is_empty()).then_some(Need::StreamedDense),
             Some(Need::Sessions(self.request.sessions)),
             Some(Need::Policy(placement.policy)),

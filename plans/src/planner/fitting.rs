@@ -14,7 +14,8 @@ use crate::usage::History;
 /// Everything that would make a model fit, one thing at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WouldFit {
-    /// The least budget with all dense weights in memory; `None` where streaming was asked for.
+    /// The least budget with all dense weights in memory, mapped where that was asked for; `None` where
+    /// streaming was.
     #[serde(rename = "resident_budget_bytes")]
     pub resident_budget: Option<Bytes>,
     /// The least budget with dense weights that are read for every token; `None` where that needs no
@@ -71,7 +72,11 @@ pub(super) fn would_fit(
     let uses = policy::uses(sums.model, history);
     let question =
         Question { sums, machine, options, uses: uses.as_deref(), budget: result.budget };
-    let resident = question.least(&with_dense(options, DenseRule::Resident));
+    let kept = match options.dense {
+        DenseRule::Mapped => DenseRule::Mapped,
+        DenseRule::Auto | DenseRule::Resident | DenseRule::Streamed => DenseRule::Resident,
+    };
+    let resident = question.least(&with_dense(options, kept));
     let streamed = question.least_streamed(options);
     WouldFit {
         resident_budget: resident.filter(|_| options.dense != DenseRule::Streamed),
@@ -94,6 +99,7 @@ pub(super) fn would_fit(
 
 fn with_dense(options: &Options, dense: DenseRule) -> Options {
     let mut options = Options { dense, ..options.clone() };
+    options.engine.mapped_dense = true;
     options.engine.streamed_dense = true;
     options
 }
@@ -201,7 +207,7 @@ impl Question<'_> {
         let streams = match self.options.dense {
             DenseRule::Streamed => true,
             DenseRule::Auto => self.options.engine.streamed_dense,
-            DenseRule::Resident => false,
+            DenseRule::Resident | DenseRule::Mapped => false,
         };
         let options = with_dense(self.options, DenseRule::Streamed);
         let kind = (FittingChangeKind::Streaming, Some(Need::StreamedDense));

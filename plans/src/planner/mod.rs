@@ -13,7 +13,7 @@ use tierkeep_doctor::Facts;
 pub use self::advice::{Advice, Change, what_would_help};
 pub use self::fitting::{FittingChange, FittingChangeKind, WouldFit};
 use self::machine::Vram;
-use crate::budget::{Holding, KvElement, ModelBytes, Workload};
+use crate::budget::{DenseResidency, Holding, KvElement, ModelBytes, Workload};
 use crate::catalogue::Catalogue;
 use crate::estimate::{self, ExpectedHits, PastRun, Rates, View};
 use crate::place::{self, CacheRule, DenseRule, DoesNotFit, Placed, Request};
@@ -293,6 +293,7 @@ impl Solved {
                 cache_evidence: self.cache_evidence,
                 page_cache_bytes: self.placed.page_cache_bytes,
                 slots: self.placed.slots,
+                dense: self.placed.dense,
                 streamed: self.placed.streamed,
                 cards: self.placed.cards,
             },
@@ -399,9 +400,18 @@ fn cache_evidence(sums: &ModelBytes<'_>, request: &Request, placed: &Placed) -> 
     }
     match (request.cache, request.slots) {
         (CacheRule::Slots, _) => {
-            "one cache: experts are kept in slots, and the pages that they were read through are \
-             dropped; dense weights are copies in memory, so that no page cache is starved"
-                .to_owned()
+            let dense = match placed.dense {
+                DenseResidency::Resident => {
+                    "dense weights are copies in memory, so that no page cache is starved"
+                }
+                DenseResidency::Mapped => {
+                    "dense weights are in the page cache alone, and the budget counts them there"
+                }
+            };
+            format!(
+                "one cache: experts are kept in slots, and the pages that they were read through are \
+                 dropped; {dense}"
+            )
         }
         (CacheRule::PageCache, None) => format!(
             "one cache: --io buffered leaves experts to the kernel, with {} of the budget; they have \
