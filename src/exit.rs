@@ -189,7 +189,10 @@ fn engine(error: &EngineError) -> Class {
         EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),
         EngineError::NotANumber => verdict("engine.not_a_number"),
         EngineError::ContextFull { .. } => verdict("engine.context_full"),
-        EngineError::Read(tierkeep_engine::ReadError::Changed { .. }) => verdict("engine.changed"),
+        EngineError::Read(
+            tierkeep_engine::ReadError::Changed { .. }
+            | tierkeep_engine::ReadError::Overwritten { .. },
+        ) => verdict("engine.changed"),
         EngineError::Read(_) => failure("engine.read"),
         EngineError::Threads(_) => failure("engine.threads"),
         EngineError::NoKernel { .. } => failure("engine.no_kernel"),

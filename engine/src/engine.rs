@@ -4,6 +4,8 @@
 //! given: it probes no hardware and computes no budget.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use tierkeep_kernels::{Isa, Kernels, Pool, ops};
 use tierkeep_plans::budget::Line;
@@ -15,6 +17,7 @@ use tierkeep_plans::units::Bytes;
 use crate::attention::{self, Small};
 use crate::compute::{Batch, Compute};
 use crate::counters::{Counters, Phase};
+use crate::disk::{Disk, SystemDisk};
 use crate::error::EngineError;
 use crate::feed_forward::{self, ExpertLists, Experts, MAX_ACTIVE};
 use crate::kv::KvCache;
@@ -106,6 +109,20 @@ impl Engine {
         model: &Catalogue,
         progress: &mut dyn FnMut(Loading, u64, u64),
     ) -> Result<Self, EngineError> {
+        Self::open_on(plan, model, Arc::new(SystemDisk), progress)
+    }
+
+    /// [`Engine::open`] with the model on another disk than the system's, so that a test can give one
+    /// that fails.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_on(
+        plan: &Plan,
+        model: &Catalogue,
+        disk: Arc<dyn Disk>,
+        progress: &mut dyn FnMut(Loading, u64, u64),
+    ) -> Result<Self, EngineError> {
         supports(model)?;
         plan.check(model)?;
         if let Some(&need) = plan.needs_beyond(&ABILITIES).first() {
@@ -119,7 +136,7 @@ impl Engine {
         let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?;
         let threads = plan.engine.threads as usize;
         let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
-        let files = ShardFiles::open(&model.shards, plan.engine.io)?;
+        let files = ShardFiles::open(disk, &model.shards, plan.engine.io)?;
         let mut account = Account::new(&plan.ledger);
         let context = plan.request.context as usize;
         let prefill_batch = plan.engine.prefill_batch as usize;
@@ -368,6 +385,13 @@ impl Engine {
     #[must_use]
     pub fn read_counter(&self) -> ReadCounter {
         self.files.counter().clone()
+    }
+
+    /// Shards whose path leads to another file by now, or to none, because they were replaced while the
+    /// engine worked. It went on with the files that it had opened: its tokens are theirs.
+    #[must_use]
+    pub fn replaced_shards(&self) -> Vec<PathBuf> {
+        self.files.replaced()
     }
 
     /// Bytes bound against a line, counted where they were allocated.

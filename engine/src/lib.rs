@@ -4,10 +4,15 @@
 //! [`convert`] writes containers. Nothing here prints, probes hardware or reads the environment.
 #![forbid(unsafe_code)]
 
+// What tests share names this crate as they do from outside.
+#[cfg(test)]
+extern crate self as tierkeep_engine;
+
 mod attention;
 mod compute;
 pub mod convert;
 mod counters;
+pub mod disk;
 mod engine;
 mod error;
 mod feed_forward;

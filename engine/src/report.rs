@@ -1,6 +1,7 @@
 //! What a run promised and what happened: owns the figures of the closing report and the record that
 //! the usage history keeps of it. Renders nothing.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -87,6 +88,10 @@ pub struct RunReport {
     pub predicted_tokens_per_s: Range,
     /// What the plan predicted for the hit rate in decode, 0 to 1.
     pub predicted_hit_rate: Range,
+    /// How often a place was read again because the disk had failed to give it back.
+    pub read_retries: u64,
+    /// Shards that were replaced while the engine worked; the run is of the files that it had opened.
+    pub replaced_shards: Vec<PathBuf>,
 }
 
 /// Reads at the moments that phases meet.
@@ -154,6 +159,8 @@ impl RunReport {
             ledger: ledger.into(),
             predicted_tokens_per_s: plan.prediction.decode_tokens_per_s,
             predicted_hit_rate: plan.prediction.hit_rate,
+            read_retries: engine.read_counter().retries(),
+            replaced_shards: engine.replaced_shards(),
         }
     }
 

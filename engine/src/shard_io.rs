@@ -1,7 +1,6 @@
-//! Reads from shards. Owns the open files, the handling of short and interrupted reads, and the
-//! count of bytes; knows nothing of what the bytes mean.
+//! Reads from shards. Owns the open files, what is done about short, interrupted and failing reads,
+//! the watch for files that change, and the count of bytes; knows nothing of what the bytes mean.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tierkeep_plans::catalogue::Shard;
 use tierkeep_plans::plan::IoMode;
+
+use crate::disk::{Access, Disk, ShardFile, Stamp, SystemDisk, is_out_of_handles};
+
+/// How often a place that the disk fails to give back is asked for again: a device that recovers does
+/// so at once, and one that does not has made us wait for its own retries already.
+const RETRIES: u32 = 2;
+
+/// Bytes that are copied elsewhere are read in pieces of this size, so that the pages of a large
+/// tensor do not pile up before they are dropped.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Why bytes of a shard could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +30,16 @@ pub enum ReadError {
         /// Why.
         source: io::Error,
     },
+    /// More shards than the process may open files.
+    #[error(
+        "{}: this process may not open more files, and the model has {n_shards}: raise the limit with `ulimit -n {}` and run again", path.display(), n_shards + 64
+    )]
+    TooManyOpen {
+        /// The shard at which the limit was met.
+        path: PathBuf,
+        /// Shards of the model.
+        n_shards: usize,
+    },
     /// The file is not the one that was catalogued.
     #[error("{} is {found} bytes long, it was {expected} when the model was read: it changed; plan again", path.display())]
     Changed {
@@ -31,8 +50,18 @@ pub enum ReadError {
         /// Its size now.
         found: u64,
     },
+    /// Something wrote to the file while it was in use.
+    #[error(
+        "{} was written to while it was in use ({}): what was read from it is not used; run again when the file is whole", path.display(), written(stamps)
+    )]
+    Overwritten {
+        /// The shard.
+        path: PathBuf,
+        /// What it was when it was opened, and what it is now.
+        stamps: Box<[Stamp; 2]>,
+    },
     /// The file ended or the disk failed.
-    #[error("{}: read of {wanted} bytes at offset {offset} got {got}: {reason}", path.display())]
+    #[error("{}: read of {wanted} bytes at offset {offset} got {got}: {reason}; {remedy}", path.display())]
     Read {
         /// The shard.
         path: PathBuf,
@@ -44,37 +73,76 @@ pub enum ReadError {
         got: usize,
         /// What the system said, or that the file ended.
         reason: String,
+        /// What can be done.
+        remedy: &'static str,
     },
+}
+
+/// What a file that was written to shows of it.
+fn written([was, now]: &[Stamp; 2]) -> String {
+    if was.bytes == now.bytes {
+        "its time of change is another".to_owned()
+    } else {
+        format!("it was {} bytes long, it is {}", was.bytes, now.bytes)
+    }
+}
+
+const DISK_REMEDY: &str = "the disk does not give this place of this file back: check the disk, and bring this one file \
+     again; the rest of the model need not be downloaded again";
+const ENDED_REMEDY: &str = "it was longer when the model was read: bring this one file again; the rest of the model need \
+     not be downloaded again";
+
+/// An open shard.
+#[derive(Debug)]
+struct OpenShard {
+    path: PathBuf,
+    file: Box<dyn ShardFile>,
+    /// What it was when it was opened.
+    stamp: Stamp,
 }
 
 /// The open shards of a model.
 #[derive(Debug)]
 pub(crate) struct ShardFiles {
-    files: Vec<(PathBuf, File)>,
+    disk: Arc<dyn Disk>,
+    files: Vec<OpenShard>,
     mode: IoMode,
     counter: ReadCounter,
 }
 
 /// A view of how much has been read, which can be kept while the engine works.
 #[derive(Clone, Debug, Default)]
-pub struct ReadCounter(Arc<[AtomicU64; 2]>);
+pub struct ReadCounter(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    retries: AtomicU64,
+}
 
 impl ReadCounter {
-    /// Bytes read from shards since they were opened.
+    /// Bytes read from shards since they were opened: those that were asked for.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0[0].load(Relaxed)
+        self.0.bytes.load(Relaxed)
     }
 
     /// Number of reads.
     #[must_use]
     pub fn reads(&self) -> u64 {
-        self.0[1].load(Relaxed)
+        self.0.reads.load(Relaxed)
+    }
+
+    /// How often a place was asked for again because the disk had failed to give it back.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.0.retries.load(Relaxed)
     }
 
     fn add(&self, bytes: u64) {
-        self.0[0].fetch_add(bytes, Relaxed);
-        self.0[1].fetch_add(1, Relaxed);
+        self.0.bytes.fetch_add(bytes, Relaxed);
+        self.0.reads.fetch_add(1, Relaxed);
     }
 }
 
@@ -82,44 +150,107 @@ impl ShardFiles {
     /// Opens every shard and checks that it still has its catalogued size.
     ///
     /// # Errors
-    /// [`ReadError::Open`] or [`ReadError::Changed`].
-    pub(crate) fn open(shards: &[Shard], mode: IoMode) -> Result<Self, ReadError> {
-        let files = shards
-            .iter()
-            .map(|shard| {
-                let open = |source| ReadError::Open { path: shard.path.clone(), source };
-                let file = File::open(&shard.path).map_err(open)?;
-                let found = file.metadata().map_err(open)?.len();
-                if found != shard.bytes {
-                    let path = shard.path.clone();
-                    return Err(ReadError::Changed { path, expected: shard.bytes, found });
-                }
-                Ok((shard.path.clone(), file))
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self { files, mode, counter: ReadCounter::default() })
+    /// [`ReadError::Open`], [`ReadError::TooManyOpen`] or [`ReadError::Changed`].
+    pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        shards: &[Shard],
+        mode: IoMode,
+    ) -> Result<Self, ReadError> {
+        let files = shards.iter().map(|shard| {
+            let path = shard.path.clone();
+            let open = |source| match is_out_of_handles(&source) {
+                true => ReadError::TooManyOpen { path: shard.path.clone(), n_shards: shards.len() },
+                false => ReadError::Open { path: shard.path.clone(), source },
+            };
+            let file = disk.open(&path, Access::PageCache).map_err(open)?;
+            let stamp = file.stamp().map_err(open)?;
+            if stamp.bytes != shard.bytes {
+                return Err(ReadError::Changed { path, expected: shard.bytes, found: stamp.bytes });
+            }
+            Ok(OpenShard { path, file, stamp })
+        });
+        let files = files.collect::<Result<_, _>>()?;
+        Ok(Self { disk, files, mode, counter: ReadCounter::default() })
     }
 
-    /// Fills `into` from `offset` of a shard.
+    /// Fills `into` from `offset` of a shard. `into` is a copy, so that the pages are dropped.
     ///
     /// # Errors
-    /// [`ReadError::Read`] with file, offset, wanted and got.
+    /// [`ReadError::Read`] with file, offset, wanted and got; [`ReadError::Overwritten`].
     pub(crate) fn read(&self, shard: u32, offset: u64, into: &mut [u8]) -> Result<(), ReadError> {
-        let Some((path, file)) = self.files.get(shard as usize) else {
-            return Err(ReadError::Open {
-                path: PathBuf::from(format!("shard {shard}")),
-                source: io::Error::from(ErrorKind::NotFound),
-            });
-        };
+        let shard = self.shard(shard)?;
         let wanted = into.len();
-        fill(|at, rest| read_at(file, rest, offset + at as u64), into).map_err(
-            |(got, reason)| ReadError::Read { path: path.clone(), offset, wanted, got, reason },
-        )?;
-        if self.mode == IoMode::Dropped {
-            drop_pages(file, offset, wanted as u64);
+        for (at, piece) in (0..).step_by(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
+            let start = offset.saturating_add(at as u64);
+            self.fill(shard, start, piece).map_err(|failure| {
+                let got = at + failure.got;
+                failure.error(shard, offset, wanted, got)
+            })?;
+            shard.file.drop_pages(start, piece.len() as u64);
+        }
+        self.done(shard, offset, wanted)
+    }
+
+    /// Fills `into` with a piece of an expert, from `offset` of a shard, as the plan's I/O mode says.
+    ///
+    /// # Errors
+    /// As [`ShardFiles::read`].
+    pub(crate) fn read_expert(
+        &self,
+        shard: u32,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), ReadError> {
+        let shard = self.shard(shard)?;
+        let wanted = into.len();
+        self.fill(shard, offset, into)
+            .map_err(|failure| failure.error(shard, offset, wanted, failure.got))?;
+        match self.mode {
+            IoMode::Dropped => shard.file.drop_pages(offset, wanted as u64),
+            IoMode::Buffered => {}
+        }
+        self.done(shard, offset, wanted)
+    }
+
+    fn shard(&self, shard: u32) -> Result<&OpenShard, ReadError> {
+        self.files.get(shard as usize).ok_or_else(|| ReadError::Open {
+            path: PathBuf::from(format!("shard {shard}")),
+            source: io::Error::from(ErrorKind::NotFound),
+        })
+    }
+
+    fn fill(&self, shard: &OpenShard, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
+        let mut retries = 0;
+        let read =
+            |at: usize, rest: &mut [u8]| shard.file.read_at(rest, offset.saturating_add(at as u64));
+        let filled = fill(read, into, &mut retries);
+        if retries > 0 {
+            self.counter.0.retries.fetch_add(u64::from(retries), Relaxed);
+        }
+        filled
+    }
+
+    /// Counts a read whose bytes have come, unless the file was written to meanwhile: then they may be
+    /// of two files, and are no one's.
+    fn done(&self, shard: &OpenShard, offset: u64, wanted: usize) -> Result<(), ReadError> {
+        let now = shard.file.stamp().map_err(|error| {
+            Failure { got: 0, why: Why::Disk(error) }.error(shard, offset, wanted, 0)
+        })?;
+        if !now.is_unwritten_since(&shard.stamp) {
+            let stamps = Box::new([shard.stamp, now]);
+            return Err(ReadError::Overwritten { path: shard.path.clone(), stamps });
         }
         self.counter.add(wanted as u64);
         Ok(())
+    }
+
+    /// Shards whose path leads to another file by now, or to none. What is open is what was opened, so
+    /// that nothing is wrong with this run; the next one will have another model.
+    pub(crate) fn replaced(&self) -> Vec<PathBuf> {
+        let is_replaced = |shard: &&OpenShard| {
+            self.disk.stamp(&shard.path).map_or(true, |there| !there.is_same_file(&shard.stamp))
+        };
+        self.files.iter().filter(is_replaced).map(|shard| shard.path.clone()).collect()
     }
 
     /// How much has been read.
@@ -137,82 +268,120 @@ pub(crate) fn read_range(path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>
     let bytes_found = std::fs::metadata(path).map_err(open)?.len();
     let shard = Shard { path: path.to_owned(), bytes: bytes_found };
     let mut into = vec![0; bytes as usize];
-    ShardFiles::open(&[shard], IoMode::Buffered)?.read(0, offset, &mut into)?;
+    ShardFiles::open(Arc::new(SystemDisk), &[shard], IoMode::Dropped)?
+        .read(0, offset, &mut into)?;
     Ok(into)
 }
 
-/// Calls `read(position, rest)` until `into` is full; interrupted and short reads go on.
+/// Why a read did not fill its buffer.
+#[derive(Debug)]
+struct Failure {
+    got: usize,
+    why: Why,
+}
+
+#[derive(Debug)]
+enum Why {
+    Ended,
+    Disk(io::Error),
+}
+
+impl Failure {
+    fn error(&self, shard: &OpenShard, offset: u64, wanted: usize, got: usize) -> ReadError {
+        let (reason, remedy) = match &self.why {
+            Why::Ended => ("the file ended".to_owned(), ENDED_REMEDY),
+            Why::Disk(error) => (error.to_string(), DISK_REMEDY),
+        };
+        ReadError::Read { path: shard.path.clone(), offset, wanted, got, reason, remedy }
+    }
+}
+
+/// Calls `read(position, rest)` until `into` is full. Interrupted and short reads go on; a place that
+/// fails is asked for [`RETRIES`] times more, which `retries` counts.
 fn fill(
     mut read: impl FnMut(usize, &mut [u8]) -> io::Result<usize>,
     into: &mut [u8],
-) -> Result<(), (usize, String)> {
+    retries: &mut u32,
+) -> Result<(), Failure> {
     let mut got = 0;
+    let mut left = RETRIES;
     while got < into.len() {
         match read(got, &mut into[got..]) {
-            Ok(0) => return Err((got, "the file ended".to_owned())),
-            Ok(n) => got += n,
+            Ok(0) => return Err(Failure { got, why: Why::Ended }),
+            Ok(n) => {
+                got += n;
+                left = RETRIES;
+            }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err((got, e.to_string())),
+            Err(_) if left > 0 => {
+                left -= 1;
+                *retries += 1;
+            }
+            Err(e) => return Err(Failure { got, why: Why::Disk(e) }),
         }
     }
     Ok(())
 }
 
-/// One read at an offset, as long as the system makes it.
-#[cfg(unix)]
-pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, offset)
-}
-
-/// One read at an offset, as long as the system makes it.
-#[cfg(windows)]
-pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, into, offset)
-}
-
-/// Tells the kernel that the pages will not be needed: whoever read them has a copy of its own.
-#[cfg(target_os = "linux")]
-pub(crate) fn drop_pages(file: &File, offset: u64, bytes: u64) {
-    use rustix::fs::{Advice, fadvise};
-    // Advice that is not taken costs memory that the kernel reclaims anyway; it is no error.
-    let _ = fadvise(file, offset, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn drop_pages(_file: &File, _offset: u64, _bytes: u64) {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn check_fill(
+        read: impl FnMut(usize, &mut [u8]) -> io::Result<usize>,
+        into: &mut [u8],
+    ) -> (Result<(), (usize, String)>, u32) {
+        let mut retries = 0;
+        let filled = fill(read, into, &mut retries);
+        (filled.map_err(|failure| (failure.got, format!("{:?}", failure.why))), retries)
+    }
 
     #[test]
     fn short_and_interrupted_reads_go_on() {
         let data: Vec<u8> = (0..100).collect();
         let mut calls = 0;
         let mut into = vec![0; 100];
-        fill(
-            |at, rest| {
-                calls += 1;
-                if calls % 2 == 0 {
-                    return Err(io::Error::from(ErrorKind::Interrupted));
-                }
-                let n = rest.len().min(7);
-                rest[..n].copy_from_slice(&data[at..at + n]);
-                Ok(n)
-            },
-            &mut into,
-        )
-        .unwrap();
+        let read = |at: usize, rest: &mut [u8]| {
+            calls += 1;
+            if calls % 2 == 0 {
+                return Err(io::Error::from(ErrorKind::Interrupted));
+            }
+            let n = rest.len().min(7);
+            rest[..n].copy_from_slice(&data[at..at + n]);
+            Ok(n)
+        };
+        assert_eq!(check_fill(read, &mut into), (Ok(()), 0));
         assert_eq!(into, data);
     }
 
     #[test]
-    fn the_end_of_a_file_and_a_failing_disk_say_how_far_they_got() {
-        let mut into = vec![0; 10];
-        let ended = fill(|at, _| Ok(if at == 0 { 4 } else { 0 }), &mut into).unwrap_err();
-        assert_eq!(ended, (4, "the file ended".to_owned()));
-        let failed = fill(|_, _| Err(io::Error::other("EIO")), &mut into).unwrap_err();
-        assert_eq!(failed, (0, "EIO".to_owned()));
+    fn a_disk_that_recovers_is_asked_again_and_one_that_does_not_is_given_up() {
+        let mut into = [0; 10];
+        let mut calls = 0;
+        // Every place fails twice.
+        let read = |_: usize, rest: &mut [u8]| {
+            calls += 1;
+            if calls % 3 == 0 { Ok(rest.len().min(5)) } else { Err(io::Error::other("EIO")) }
+        };
+        assert_eq!(check_fill(read, &mut into), (Ok(()), 4));
+        let mut calls = 0;
+        let (failed, retries) = check_fill(
+            |_, _| {
+                calls += 1;
+                Err(io::Error::other("EIO"))
+            },
+            &mut into,
+        );
+        let (got, why) = failed.unwrap_err();
+        assert_eq!((got, retries, calls), (0, RETRIES, RETRIES + 1));
+        assert!(why.contains("EIO"));
+    }
+
+    #[test]
+    fn the_end_of_a_file_says_how_far_it_got_and_is_not_tried_again() {
+        let mut into = [0; 10];
+        let (ended, retries) = check_fill(|at, _| Ok(if at == 0 { 4 } else { 0 }), &mut into);
+        assert_eq!((ended, retries), (Err((4, "Ended".to_owned())), 0));
     }
 
     #[test]
@@ -221,17 +390,22 @@ mod tests {
         let path = dir.path().join("model.safetensors");
         std::fs::write(&path, [7; 64]).unwrap();
         let shards = [Shard { path: path.clone(), bytes: 64 }];
-        let files = ShardFiles::open(&shards, IoMode::Dropped).unwrap();
+        let open = || ShardFiles::open(Arc::new(SystemDisk), &shards, IoMode::Dropped);
+        let files = open().unwrap();
         let mut into = [0; 16];
         files.read(0, 48, &mut into).unwrap();
         assert_eq!((into, files.counter().bytes(), files.counter().reads()), ([7; 16], 16, 1));
         let error = files.read(0, 56, &mut into).unwrap_err().to_string();
         assert!(error.contains("read of 16 bytes at offset 56 got 8: the file ended"), "{error}");
+        assert!(error.contains("the rest of the model need not be downloaded again"), "{error}");
         assert!(files.read(9, 0, &mut into).is_err());
         std::fs::write(&path, [7; 60]).unwrap();
-        assert!(matches!(
-            ShardFiles::open(&shards, IoMode::Dropped),
-            Err(ReadError::Changed { expected: 64, found: 60, .. })
-        ));
+        assert!(matches!(open(), Err(ReadError::Changed { expected: 64, found: 60, .. })));
+        let error = files.read(0, 0, &mut into).unwrap_err();
+        assert!(matches!(error, ReadError::Overwritten { .. }));
+        assert!(error.to_string().contains("it was 64 bytes long, it is 60"), "{error}");
+        assert_eq!(files.replaced(), Vec::<PathBuf>::new());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(files.replaced(), [path]);
     }
 }

@@ -314,7 +314,11 @@ fn read_expert(
 ) -> Result<(), ReadError> {
     for extent in layout.extents() {
         let start = extent.slab_offset as usize;
-        files.read(extent.shard, extent.offset, &mut slab[start..start + extent.bytes as usize])?;
+        files.read_expert(
+            extent.shard,
+            extent.offset,
+            &mut slab[start..start + extent.bytes as usize],
+        )?;
     }
     Ok(())
 }

@@ -2,7 +2,8 @@
 //! fail. After every step the bytes of every leased expert are those of the files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -10,10 +11,14 @@ use tierkeep_plans::plan::IoMode;
 use tierkeep_plans::simulate::LayerCache;
 
 use super::*;
+use crate::disk::SystemDisk;
 
 #[path = "../../plans/tests/support/mod.rs"]
 mod support;
 use support::{Checkpoint, Form};
+#[path = "../tests/support/faults.rs"]
+mod faults;
+use faults::{Asked, Fault, FaultyDisk};
 
 /// Experts of a layer and experts a token, as in the small checkpoints.
 const N_EXPERTS: u32 = 6;
@@ -39,11 +44,15 @@ struct Disk {
 impl Disk {
     /// An olmoe of two layers in `n_shards` shards.
     fn new(form: Form, n_shards: usize) -> Self {
+        Self::on(form, n_shards, SystemDisk)
+    }
+
+    fn on(form: Form, n_shards: usize, disk: impl crate::disk::Disk + 'static) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::olmoe(form);
         checkpoint.write_sharded(directory.path(), n_shards);
         let model = Catalogue::open(directory.path()).unwrap();
-        let files = ShardFiles::open(&model.shards, IoMode::Buffered).unwrap();
+        let files = ShardFiles::open(Arc::new(disk), &model.shards, IoMode::Buffered).unwrap();
         Self { directory, checkpoint, model, files }
     }
 
@@ -226,43 +235,76 @@ fn recovery_ends_leases_and_wishes_and_keeps_residents() {
 }
 
 #[test]
-fn a_failed_read_leaves_a_store_that_works_again_with_the_file() {
-    let disk = Disk::new(Form::Int8, 1);
-    let path = disk.directory.path().join("model-00001-of-00001.safetensors");
-    let whole = fs::read(&path).unwrap();
+fn a_failed_read_leaves_a_store_that_works_again_with_the_disk() {
+    let faults = FaultyDisk::sound();
+    let disk = Disk::on(Form::Int8, 1, faults.clone());
     let mut store = disk.store([2, 1], [&[4], &[]]).unwrap();
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
     assert_eq!(disk.access(&mut store, 1, 0), Tier::Disk);
     let held = disk.lease(&mut store, 1, 0).unwrap();
+    let read = disk.files.counter().bytes();
 
-    // Cut inside expert 2 of the first layer.
-    let cut = disk.model.expert(0, 2).unwrap().extents()[0].offset + 100;
-    OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();
+    // A place inside expert 2 of the first layer and one inside expert 3 of the second.
+    let bad = [(0, 2), (1, 3)].map(|(l, e)| disk.model.expert(l, e).unwrap().extents()[0]);
+    let covers = move |asked: &Asked| {
+        let end = asked.offset + asked.bytes as u64;
+        bad.iter().any(|e| asked.offset <= e.offset + 100 && e.offset + 100 < end)
+    };
+    faults.fail(move |asked| match covers(asked) {
+        true if bad.iter().any(|e| e.offset == asked.offset) => Some(Fault::Short(60)),
+        true => Some(Fault::Failed),
+        false => None,
+    });
     let fail = |store: &mut Store, layer, expert| {
         let error = store.lease(&disk.files, layer, expert, true).unwrap_err().to_string();
         let extent = disk.model.expert(layer, expert as usize).unwrap().extents()[0];
-        let wanted = format!("read of {} bytes at offset {}", extent.bytes, extent.offset);
+        let wanted = format!("read of {} bytes at offset {} got 60", extent.bytes, extent.offset);
         assert!(error.contains("model-00001-of-00001.safetensors"), "{error}");
-        assert!(error.contains(&wanted) && error.contains("the file ended"), "{error}");
+        assert!(error.contains(&wanted) && error.contains("(os error 5)"), "{error}");
+        assert!(error.contains("need not be downloaded again"), "{error}");
     };
     for _ in 0..4 {
         // Into the slot of expert 0, and into the flight buffer, for the slot is leased.
         fail(&mut store, 0, 2);
         fail(&mut store, 1, 3);
     }
+    assert_eq!(disk.files.counter().retries(), 2 * 8);
+    assert_eq!(disk.files.counter().bytes(), read, "what did not come whole is not counted");
     // What gave way is gone, not damaged; pins and leases stand; whole experts are still had.
     assert_eq!(disk.access(&mut store, 0, 4), Tier::Pinned);
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Cache);
     disk.check(&store, &held);
-    fail(&mut store, 0, 5);
+    fail(&mut store, 0, 2);
 
-    fs::write(&path, &whole).unwrap();
+    faults.recover();
     assert_eq!(disk.access(&mut store, 0, 2), Tier::Disk);
     assert_eq!(disk.access(&mut store, 0, 2), Tier::Cache);
     assert_eq!(disk.access(&mut store, 1, 3), Tier::Disk);
     store.release(held);
     assert_eq!(disk.access(&mut store, 1, 0), Tier::Cache);
+}
+
+/// A file that is cut while it is in use gives nothing: not the part that is gone, and not what is
+/// still there, for it may be of another file.
+#[test]
+fn a_file_cut_in_place_gives_nothing_more() {
+    let disk = Disk::new(Form::Int8, 1);
+    let path = disk.directory.path().join("model-00001-of-00001.safetensors");
+    let mut store = disk.store([2, 0], [&[4], &[]]).unwrap();
+    assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
+    let extent = disk.model.expert(0, 2).unwrap().extents()[0];
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(extent.offset + 100).unwrap();
+    let fail = |store: &mut Store, expert| {
+        store.lease(&disk.files, 0, expert, true).unwrap_err().to_string()
+    };
+    let error = fail(&mut store, 2);
+    let wanted = format!("read of {} bytes at offset {} got 100", extent.bytes, extent.offset);
+    assert!(error.contains(&wanted) && error.contains("the file ended"), "{error}");
+    let error = fail(&mut store, 0);
+    assert!(error.contains("was written to while it was in use (it was"), "{error}");
+    assert_eq!(disk.access(&mut store, 0, 4), Tier::Pinned);
 }
 
 #[test]

@@ -204,6 +204,8 @@ fn ran() -> (RunReport, Memory) {
         ],
         predicted_tokens_per_s: range(1.41, 1.62, 1.83),
         predicted_hit_rate: range(0.48, 0.55, 0.61),
+        read_retries: 0,
+        replaced_shards: Vec::new(),
     };
     let memory = Memory {
         footprint_bytes: Fact::read(19_950_000_000, ""),
@@ -233,8 +235,10 @@ fn a_run_that_was_not_as_planned() {
     report.decode.tokens_per_s = Some(0.8);
     report.ledger[1].bound_bytes = Some(Bytes(700_000_001));
     memory.peak_rss_bytes = Fact::read(20_100_000_000, "");
+    report.read_retries = 2;
+    report.replaced_shards = vec!["/models/m/model-00003-of-00078.safetensors".into()];
     let warnings = run_warnings(&report, &memory);
-    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert_eq!(warnings.len(), 5, "{warnings:?}");
     snapshot("run-warnings", |style| warnings.iter().map(|w| warning_text(w, style)).collect());
 }
 

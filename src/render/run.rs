@@ -137,6 +137,23 @@ pub(crate) fn run_warnings(report: &RunReport, memory: &Memory) -> Vec<String> {
             speed(predicted.p90)
         ));
     }
+    if report.read_retries > 0 {
+        warn(format!(
+            "the disk failed {} and gave the bytes when asked again: look at its health",
+            plural(report.read_retries, "time", "times")
+        ));
+    }
+    if let Some(first) = report.replaced_shards.first() {
+        let more = match report.replaced_shards.len() as u64 - 1 {
+            0 => String::new(),
+            n => format!(" and {} of the model", plural(n, "other file", "other files")),
+        };
+        warn(format!(
+            "{}{more} was replaced or removed during the run: what is above is of the model as it \
+             was when the run began",
+            first.display()
+        ));
+    }
     warnings
 }
 

@@ -10,7 +10,7 @@ use tierkeep_plans::catalogue::open_file;
 
 use super::PayloadFile;
 use super::holes::stored_ranges;
-use crate::shard_io::{drop_pages, read_at};
+use crate::disk::{drop_pages, read_at};
 
 /// Files that can be read at an offset, by their position in the list.
 pub trait PayloadSource: Sync {
