@@ -37,6 +37,20 @@ pub enum Ended {
     Interrupted,
 }
 
+/// Takes in the routing of decoded tokens. It is called between two steps, so that what it does is
+/// in no step's time.
+pub trait Recorder {
+    /// Experts of one decoded token, `(n_layers, n_experts_active)` over the layers that route, each
+    /// layer's in descending router weight.
+    fn record_token(&mut self, experts: &[u16]);
+}
+
+impl Recorder for Session {
+    fn record_token(&mut self, experts: &[u16]) {
+        Self::record_token(self, experts);
+    }
+}
+
 /// What was generated, and how long it took.
 #[derive(Clone, Debug)]
 pub struct Generation {
@@ -100,7 +114,7 @@ impl Observer for PrefillWatcher<'_> {
 
 /// Runs `prompt`, then generates up to `max_tokens` tokens greedily.
 ///
-/// `events` may end it by breaking. Routing of decoded tokens goes to `session`.
+/// `events` may end it by breaking. Routing of decoded tokens goes to `recorder`.
 ///
 /// # Errors
 /// [`EngineError`]; what was generated until then has been reported through `events`.
@@ -109,7 +123,7 @@ pub fn generate(
     prompt: &[u32],
     max_tokens: usize,
     stop_tokens: &[u32],
-    mut session: Option<&mut Session>,
+    mut recorder: Option<&mut dyn Recorder>,
     events: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Generation, EngineError> {
     let mut generation = Generation {
@@ -160,11 +174,11 @@ pub fn generate(
         let step = Instant::now();
         engine.run(&[token], Phase::Decode, &mut Unobserved)?;
         generation.steps.push(step.elapsed());
-        if let Some(session) = session.as_deref_mut() {
+        if let Some(recorder) = &mut recorder {
             for (into, expert) in routing.iter_mut().zip(engine.last_routing()) {
                 *into = *expert as u16;
             }
-            session.record_token(&routing);
+            recorder.record_token(&routing);
         }
     }
     Ok(generation)

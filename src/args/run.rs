@@ -1,5 +1,7 @@
 //! Arguments of `run`.
 
+use std::num::NonZeroU64;
+
 use clap::Args;
 
 use super::{ModelArg, PlanningArgs};
@@ -36,6 +38,10 @@ pub(crate) struct RunArgs {
     /// Neither read nor write a usage history.
     #[arg(long, conflicts_with = "usage")]
     pub(crate) no_usage: bool,
+    /// Tokens between two savings of the usage history while the run goes on. Default: 256, or as
+    /// many as take a minute; saving takes at most a hundredth of the time.
+    #[arg(long, value_name = "TOKENS", conflicts_with = "no_usage")]
+    pub(crate) save_every: Option<NonZeroU64>,
     /// Generate on after stop tokens.
     #[arg(long)]
     pub(crate) ignore_stop: bool,

@@ -14,8 +14,9 @@ use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner::{self, Options, PinRule};
 use tierkeep_plans::units::SizeRequest;
-use tierkeep_plans::usage::{self, History, RunRecord, Session};
+use tierkeep_plans::usage::{self, History, Interval, RunRecord};
 
+use super::saving::Saving;
 use super::{Context, shared};
 use crate::args::DemoArgs;
 use crate::exit::Outcome;
@@ -189,30 +190,27 @@ impl Demo<'_> {
     fn session(&self, plan: &Plan, prompts: &[Prompt], file: Option<&Path>) -> Result<DemoRun> {
         let mut engine = shared::load(plan, self.model)?;
         let loaded = engine.read_counter().bytes();
-        let mut session = shared::session(self.model);
+        let mut saving = Saving::new(shared::session(self.model), file, Interval::Usual);
         let mut answers = Vec::with_capacity(prompts.len());
         let mut steps = Vec::new();
         for prompt in prompts {
             if self.context.interrupted.load(Ordering::SeqCst) {
                 break;
             }
-            let (answer, mut times) = self.answer(&mut engine, prompt, &mut session)?;
+            let (answer, mut times) = self.answer(&mut engine, prompt, &mut saving)?;
             answers.push((prompt.text.to_owned(), answer));
             steps.append(&mut times);
         }
         let counts = engine.counters().total(Phase::Decode);
         let time: std::time::Duration = steps.iter().sum();
         let tokens_per_s = (!time.is_zero()).then(|| steps.len() as f64 / time.as_secs_f64());
-        if let Some(file) = file {
-            session.set_run(RunRecord {
-                uncalibrated_tok_per_s: Some(
-                    plan.prediction.decode_tokens_per_s.p50 / plan.prediction.calibration,
-                ),
-                actual_tok_per_s: tokens_per_s,
-                ..RunRecord::default()
-            });
-            usage::save(file, &session)?;
-        }
+        saving.finish(Some(RunRecord {
+            uncalibrated_tok_per_s: Some(
+                plan.prediction.decode_tokens_per_s.p50 / plan.prediction.calibration,
+            ),
+            actual_tok_per_s: tokens_per_s,
+            ..RunRecord::default()
+        }));
         Ok(DemoRun {
             tokens: steps.len(),
             tokens_per_s,
@@ -230,7 +228,7 @@ impl Demo<'_> {
         &self,
         engine: &mut Engine,
         prompt: &Prompt,
-        session: &mut Session,
+        saving: &mut Saving<'_>,
     ) -> Result<(String, Vec<std::time::Duration>)> {
         let tokens = shared::encode(self.text, prompt.text, None, prompt.is_prose)?;
         let stop_tokens = &self.model.spec.stop_tokens;
@@ -241,7 +239,7 @@ impl Demo<'_> {
         let mut failure = None;
         engine.clear();
         let generation =
-            generate(engine, &tokens, PROSE_TOKENS, stop_tokens, Some(session), &mut |event| {
+            generate(engine, &tokens, PROSE_TOKENS, stop_tokens, Some(saving), &mut |event| {
                 if let Event::Token(token) = event
                     && let Err(error) = answer.push(token)
                 {

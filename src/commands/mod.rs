@@ -9,6 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod model;
 mod plan;
 mod run;
+mod saving;
 pub(crate) mod shared;
 mod trial;
 mod verify;

@@ -12,9 +12,10 @@ use tierkeep_engine::report::{ReadMarks, RunReport};
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
-use tierkeep_plans::usage::{self, Session};
+use tierkeep_plans::usage::{self, Interval};
 
 use super::memory::Memory;
+use super::saving::{self, Saving};
 use super::{Context, model, shared};
 use crate::args::RunArgs;
 use crate::exit::Outcome;
@@ -30,6 +31,8 @@ pub(super) struct Job<'a> {
     pub(super) ignore_stop: bool,
     /// Where the session's history goes.
     pub(super) usage: Option<&'a Path>,
+    /// How often it goes there.
+    pub(super) saves: Interval,
     /// The answer is shown while it comes.
     pub(super) stream: bool,
 }
@@ -70,6 +73,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         max_tokens: args.max_tokens,
         ignore_stop: args.ignore_stop,
         usage: usage.as_deref(),
+        saves: args.save_every.map_or(Interval::Usual, Interval::Tokens),
         stream: !context.json,
     };
     let finished = execute(&job, context)?;
@@ -167,28 +171,27 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let _heeding = context.heeding();
     let load = start.elapsed();
     let mut marks = ReadMarks { loaded: engine.read_counter().bytes(), prefilled: 0 };
-    let mut session = shared::session(job.model);
+    let mut saving = Saving::new(shared::session(job.model), job.usage, job.saves);
     let spec = &job.model.spec;
     let stop_tokens: &[u32] = if job.ignore_stop { &[] } else { &spec.stop_tokens };
     let answer = Answer::new(job.text, stop_tokens, job.stream);
-    let generated = step_through(job, context, &mut engine, &mut session, stop_tokens, answer);
+    let generated = step_through(job, context, &mut engine, &mut saving, stop_tokens, answer);
     // Whatever ended the run, what was learnt until then is kept.
     let (generation, text) = match generated {
         Ok(done) => done,
         Err(error) => {
-            save(job, &session);
+            saving.finish(None);
             return Err(error);
         }
     };
     marks.prefilled = generation.1;
     let report = RunReport::new(&engine, job.plan, &generation.0, marks, load);
-    session.set_run(report.record(job.plan));
-    let saved = save(job, &session);
+    let saved = saving.finish(Some(report.record(job.plan)));
     let memory = Memory::now();
     let warnings = render::run_warnings(&report, &memory);
     warnings.iter().for_each(|warning| render::warning(warning));
-    let has_warnings = !warnings.is_empty() || saved == Saving::Failed;
-    Ok(Finished { report, memory, text, has_warnings, is_saved: saved == Saving::Done })
+    let has_warnings = !warnings.is_empty() || saved == saving::Outcome::Failed;
+    Ok(Finished { report, memory, text, has_warnings, is_saved: saved == saving::Outcome::Done })
 }
 
 type Generated = ((tierkeep_engine::generate::Generation, u64), Option<String>);
@@ -198,7 +201,7 @@ fn step_through(
     job: &Job<'_>,
     context: &Context,
     engine: &mut tierkeep_engine::Engine,
-    session: &mut Session,
+    saving: &mut Saving<'_>,
     stop_tokens: &[u32],
     mut answer: Answer<'_>,
 ) -> Result<Generated> {
@@ -207,7 +210,7 @@ fn step_through(
     let mut prefilled = None;
     let files = engine.read_counter();
     let generation =
-        generate(engine, job.prompt, job.max_tokens, stop_tokens, Some(session), &mut |event| {
+        generate(engine, job.prompt, job.max_tokens, stop_tokens, Some(saving), &mut |event| {
             match event {
                 Event::Prefill { done, total } => bar.set(done as u64, total as u64),
                 Event::Token(token) => {
@@ -231,37 +234,4 @@ fn step_through(
     }
     let text = answer.finish()?;
     Ok(((generation, prefilled.unwrap_or_else(|| files.bytes())), text))
-}
-
-/// What became of a session's history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Saving {
-    Done,
-    /// There was nowhere to save it, or nothing to save.
-    NotAsked,
-    Failed,
-}
-
-/// Saves the history; a failure is a warning, for the answer has been given.
-fn save(job: &Job<'_>, session: &Session) -> Saving {
-    let Some(path) = job.usage else { return Saving::NotAsked };
-    if session.n_tokens() == 0 {
-        return Saving::NotAsked;
-    }
-    match usage::save(path, session) {
-        Ok(saved) => {
-            if let Some(aside) = saved.set_aside {
-                render::warning(&format!(
-                    "{} was damaged and has been moved to {}",
-                    path.display(),
-                    aside.display()
-                ));
-            }
-            Saving::Done
-        }
-        Err(error) => {
-            render::warning(&format!("the usage history was not saved: {error}"));
-            Saving::Failed
-        }
-    }
 }

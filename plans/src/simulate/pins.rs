@@ -214,7 +214,7 @@ fn trial(history: &History) -> Trial {
     let per_token = shape.accesses_per_token().max(1);
     let sample: Vec<u16> = history.segments().flat_map(|s| &s.experts).copied().collect();
     let n_tokens = sample.len() / per_token;
-    let older = history.older_counts();
+    let older = history.older_counts().to_vec();
     let older_tokens = older.iter().sum::<f64>() / per_token as f64;
     let newest = history.segments().next_back().filter(|s| s.session == history.n_sessions());
     let newest_tokens = newest.map_or(0, |s| s.experts.len() / per_token);

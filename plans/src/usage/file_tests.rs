@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::file::lock;
+use super::operations::System;
 use super::*;
 use crate::units::LayerId;
 
@@ -38,9 +39,9 @@ fn what_is_saved_is_loaded_and_nothing_else_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new").join(".usage");
     assert!(matches!(load(&path, "model"), LoadOutcome::Absent));
-    let saved = save(&path, &session(1)).unwrap();
+    let saved = save(&path, &mut session(1)).unwrap();
     assert_eq!(loaded(&path), saved.history);
-    let saved = save(&path, &session(2)).unwrap();
+    let saved = save(&path, &mut session(2)).unwrap();
     assert_eq!((saved.history.n_sessions(), saved.set_aside), (2, None));
     assert_eq!(loaded(&path), saved.history);
     assert_eq!(names(path.parent().unwrap()), [".usage", ".usage.lock"]);
@@ -51,7 +52,7 @@ fn what_is_saved_is_loaded_and_nothing_else_is_left() {
 fn damaged_files_are_set_aside_and_never_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(".usage");
-    save(&path, &session(1)).unwrap();
+    save(&path, &mut session(1)).unwrap();
     let good = fs::read(&path).unwrap();
     let mut flipped = good.clone();
     *flipped.last_mut().unwrap() ^= 1;
@@ -68,7 +69,7 @@ fn damaged_files_are_set_aside_and_never_overwritten() {
         assert!(matches!(load(&path, "model"), LoadOutcome::Absent));
     }
     fs::write(&path, &damaged[0]).unwrap();
-    let saved = save(&path, &session(1)).unwrap();
+    let saved = save(&path, &mut session(1)).unwrap();
     assert_eq!(saved.history.n_sessions(), 1);
     assert!(saved.set_aside.unwrap().ends_with(".usage.damaged-5"));
     assert_eq!(loaded(&path), saved.history);
@@ -78,22 +79,22 @@ fn damaged_files_are_set_aside_and_never_overwritten() {
 fn files_that_are_not_ours_to_replace_stay_and_saving_names_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(".usage");
-    save(&path, &session(1)).unwrap();
+    save(&path, &mut session(1)).unwrap();
     let text = fs::read_to_string(&path).unwrap();
     let cases = [
-        ("newer.usage", text.replacen(" 1 ", " 2 ", 1), "is of format version 2"),
+        ("newer.usage", text.replacen(" 2 ", " 3 ", 1), "is of format version 3"),
         ("other.usage", text, "is the history of another model"),
         ("notes.txt", "shopping".to_owned(), "does not begin with"),
     ];
     for (name, content, reason) in cases {
         let path = folder.path().join(name);
         fs::write(&path, &content).unwrap();
-        let session = Session::new("mine", &LAYERS, 8, 2);
+        let mut session = Session::new("mine", &LAYERS, 8, 2);
         let LoadOutcome::Unusable { reason: found, set_aside: None } = load(&path, "mine") else {
             panic!("{name} was moved or used")
         };
         assert!(found.to_string().starts_with(reason), "{found}");
-        let error = save(&path, &session).unwrap_err().to_string();
+        let error = save(&path, &mut session).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(reason), "{error}");
         assert!(error.contains("--usage FILE"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), content);
@@ -108,11 +109,11 @@ fn files_that_are_not_ours_to_replace_stay_and_saving_names_the_remedy() {
 fn a_held_lock_is_named_and_waited_for_no_longer_than_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(".usage");
-    let held = lock(&path, Duration::ZERO).unwrap();
-    let error = lock(&path, Duration::from_millis(30)).unwrap_err().to_string();
-    assert!(error.contains(".usage.lock: still locked by another process after 0 s"), "{error}");
+    let held = lock(&System, &path, Duration::ZERO).unwrap();
+    let error = lock(&System, &path, Duration::from_millis(30)).unwrap_err().to_string();
+    assert!(error.contains(".usage.lock: still locked by another process after 0.03 s"), "{error}");
     drop(held);
-    lock(&path, Duration::ZERO).unwrap();
+    lock(&System, &path, Duration::ZERO).unwrap();
 }
 
 #[cfg(unix)]
@@ -120,9 +121,9 @@ fn a_held_lock_is_named_and_waited_for_no_longer_than_said() {
 fn a_linked_file_is_replaced_where_it_lies() {
     let folder = tempfile::tempdir().unwrap();
     let (real, link) = (folder.path().join("real.usage"), folder.path().join("link.usage"));
-    save(&real, &session(1)).unwrap();
+    save(&real, &mut session(1)).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
-    save(&link, &session(2)).unwrap();
+    save(&link, &mut session(2)).unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(loaded(&real).n_sessions(), 2);
 }
@@ -134,7 +135,7 @@ fn temporaries_of_killed_writers_are_removed_and_nothing_like_them() {
     for name in [".usage.tmp-123", ".usage.tmp-12x", ".usage.tmp-", "other.tmp-1"] {
         fs::write(folder.path().join(name), "x").unwrap();
     }
-    save(&path, &session(1)).unwrap();
+    save(&path, &mut session(1)).unwrap();
     assert_eq!(
         names(folder.path()),
         [".usage", ".usage.lock", ".usage.tmp-", ".usage.tmp-12x", "other.tmp-1"]
@@ -150,7 +151,7 @@ fn two_threads_lose_no_session() {
             let path = &path;
             scope.spawn(move || {
                 for _ in 0..20 {
-                    save(path, &session(expert)).unwrap();
+                    save(path, &mut session(expert)).unwrap();
                 }
             });
         }
@@ -182,7 +183,7 @@ fn writer_process() {
     let Some(path) = std::env::var_os(CHILD_PATH).map(PathBuf::from) else { return };
     let n: u32 = std::env::var(CHILD_SAVES).unwrap().parse().unwrap();
     for _ in 0..n {
-        save(&path, &session(3)).unwrap();
+        save(&path, &mut session(3)).unwrap();
     }
 }
 
@@ -201,7 +202,7 @@ fn two_processes_lose_no_session() {
 fn a_killed_writer_leaves_a_readable_file_and_no_lock() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(".usage");
-    let mut n_sessions = save(&path, &session(1)).unwrap().history.n_sessions();
+    let mut n_sessions = save(&path, &mut session(1)).unwrap().history.n_sessions();
     for kill_after_us in (0..12_000).step_by(1000) {
         let mut writer = spawn_writer(&path, 1_000_000);
         // Once it has saved, it is killed at one moment or another of a later save.
@@ -213,7 +214,7 @@ fn a_killed_writer_leaves_a_readable_file_and_no_lock() {
         writer.wait().unwrap();
         let n_after = loaded(&path).n_sessions();
         assert!(n_after > n_sessions, "no session is lost");
-        n_sessions = save(&path, &session(2)).unwrap().history.n_sessions();
+        n_sessions = save(&path, &mut session(2)).unwrap().history.n_sessions();
         assert_eq!(n_sessions, n_after + 1);
     }
     assert_eq!(names(folder.path()), [".usage", ".usage.lock"]);

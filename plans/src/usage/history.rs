@@ -1,8 +1,11 @@
-//! What is remembered of all runs. Owns the decay of counts and the bounds of samples and runs.
+//! What is remembered of all runs: the newest sessions apart, as they were, and a base that the older
+//! ones have been folded into. Owns the decay of counts, the order of sessions and the bounds of
+//! what is kept; everything that is asked of a history follows from these parts.
 
 use std::collections::VecDeque;
 
-use super::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, Session};
+use super::sample;
+use super::session::{Part, RoutingShape, RunRecord, Session, SessionId, random};
 
 /// Decoded tokens of a session that halve what is older.
 ///
@@ -21,15 +24,13 @@ pub const MAX_OLD_TOKENS: f64 = 4096.0;
 /// Runs kept for calibration.
 pub const MAX_RUNS: usize = 32;
 
-/// Sample segments kept.
-pub const MAX_SEGMENTS: usize = 64;
+/// Sessions that are kept apart, so that each can still be saved again: more than run at once on
+/// one machine. A session that saves again after so many others have is not counted twice either,
+/// see [`History::merge`].
+pub const MAX_SESSIONS_APART: usize = 8;
 
 /// No count is larger: whole numbers below it are exact in f64. An imported text can say more.
 pub(super) const MAX_COUNT: u64 = 1 << 53;
-
-/// The share of the sample that a new session may take from older ones: a quarter, so that a
-/// full sample speaks of four sessions or more.
-const NEWEST_ACCESSES: usize = MAX_SAMPLE_ACCESSES / 4;
 
 /// A contiguous window of tokens of one session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,106 +53,182 @@ pub struct ShapeMismatch {
     pub found: String,
 }
 
-/// What is remembered of all runs of one model.
+/// The sessions that are no longer kept apart.
 #[derive(Clone, Debug, PartialEq)]
-pub struct History {
-    pub(super) shape: RoutingShape,
+pub(super) struct Base {
+    /// Sessions folded that had accesses.
     pub(super) n_sessions: u64,
-    /// Decayed counts, `(n_layers, n_experts)`, the newest session's in full.
+    /// Decayed counts, `(n_layers, n_experts)`, as they were when the newest of them was added.
     pub(super) counts: Vec<f64>,
-    /// The newest session's part of `counts`: what is older can be told from it, so that pins can
-    /// be judged on work that they were not chosen from.
-    pub(super) newest_counts: Vec<u64>,
     /// Oldest first.
     pub(super) segments: VecDeque<Segment>,
     /// Oldest first.
     pub(super) runs: VecDeque<RunRecord>,
 }
 
+/// A session that is kept apart.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Apart {
+    pub(super) id: SessionId,
+    /// Accesses in decode, `(n_layers, n_experts)`.
+    pub(super) counts: Vec<u64>,
+    /// Its part of the sample. Its number is said by its place, once the history is settled.
+    pub(super) segment: Segment,
+    pub(super) run: Option<RunRecord>,
+}
+
+impl Apart {
+    fn accesses(&self) -> f64 {
+        self.counts.iter().map(|&count| count as f64).sum()
+    }
+}
+
+/// What is remembered of all runs of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct History {
+    pub(super) shape: RoutingShape,
+    /// Tells this history from one that is begun anew in its place.
+    pub(super) id: u64,
+    pub(super) base: Base,
+    /// In the order of their last saving, oldest first.
+    pub(super) apart: VecDeque<Apart>,
+    /// Decayed counts, the newest session's in full; follows from the parts.
+    counts: Vec<f64>,
+    /// The part of `counts` that is not the newest session's: so that pins can be judged on work
+    /// that they were not chosen from.
+    older_counts: Vec<f64>,
+}
+
 impl History {
     /// A history without sessions.
     #[must_use]
     pub fn new(shape: RoutingShape) -> Self {
-        Self {
+        let base = Base {
             n_sessions: 0,
             counts: vec![0.0; shape.counts_len()],
-            newest_counts: vec![0; shape.counts_len()],
             segments: VecDeque::new(),
             runs: VecDeque::new(),
-            shape,
-        }
+        };
+        Self::of_parts(shape, random(), base, VecDeque::new())
     }
 
-    /// Takes a session in: older counts decay, its sample becomes the newest segment, its run the
-    /// newest run. A session without accesses leaves its run only.
+    /// A history of parts whose sizes fit the shape.
+    pub(super) fn of_parts(
+        shape: RoutingShape,
+        id: u64,
+        base: Base,
+        apart: VecDeque<Apart>,
+    ) -> Self {
+        let (counts, older_counts) = (Vec::new(), Vec::new());
+        let mut history = Self { shape, id, base, apart, counts, older_counts };
+        history.settle();
+        history
+    }
+
+    /// Takes a session in as the newest one: older counts decay, its sample becomes the newest
+    /// segment, its run the newest run. A session without accesses leaves its run only.
+    ///
+    /// A session that is taken in again replaces what it left before, and becomes the newest. So a
+    /// history is what it would be if each session had been taken in once, at its last saving. Only
+    /// where [`MAX_SESSIONS_APART`] others have come since is what a session left before part of
+    /// the base already; then what is new is taken in as a further session.
     ///
     /// # Errors
     /// The session is of another model or shape; the history is unchanged.
     pub fn merge(&mut self, session: &Session) -> Result<(), ShapeMismatch> {
+        self.take_in(session).map(drop)
+    }
+
+    /// The same; returns the part that was taken in.
+    pub(super) fn take_in(&mut self, session: &Session) -> Result<Part, ShapeMismatch> {
         if session.shape() != &self.shape {
             return Err(ShapeMismatch {
                 expected: self.shape.fingerprint.clone(),
                 found: session.shape().fingerprint.clone(),
             });
         }
-        if let Some(run) = session.run() {
-            self.runs.push_back(run.finite());
-            while self.runs.len() > MAX_RUNS {
-                self.runs.pop_front();
-            }
+        let is_apart = self.apart.iter().any(|kept| kept.id == session.id());
+        let mut part = if is_apart { session.same_part() } else { session.further_part(self.id) };
+        self.apart.retain(|kept| kept.id != part.id);
+        let mut counts = std::mem::take(&mut part.counts);
+        // Half, so that the faded rest still fits below the bound.
+        counts.iter_mut().for_each(|count| *count = (*count).min(MAX_COUNT / 2));
+        let experts = std::mem::take(&mut part.sample);
+        let run = part.run.as_ref().map(RunRecord::finite);
+        let segment = Segment { session: 0, experts };
+        let kept = Apart { id: part.id, counts, segment, run };
+        if kept.run.is_some() || kept.accesses() > 0.0 {
+            self.apart.push_back(kept);
         }
-        let added: f64 = session.counts().iter().map(|&c| c as f64).sum();
-        if added > 0.0 {
-            self.n_sessions += 1;
-            self.decay(added);
-            self.newest_counts.clear();
-            // Half, so that the faded rest still fits below the bound.
-            self.newest_counts.extend(session.counts().iter().map(|&c| c.min(MAX_COUNT / 2)));
-            for (count, &new) in self.counts.iter_mut().zip(&self.newest_counts) {
-                *count += new as f64;
-            }
-            self.add_segment(session.sample());
+        while self.apart.len() > MAX_SESSIONS_APART {
+            self.fold_oldest();
         }
-        Ok(())
+        self.settle();
+        Ok(part)
     }
 
-    /// Fades the counts before a session with `added` accesses is added.
-    fn decay(&mut self, added: f64) {
-        let per_token = self.shape.accesses_per_token().max(1) as f64;
-        let old_tokens = self.counts.iter().sum::<f64>() / per_token;
-        let halvings = (added / per_token / DECAY_TOKENS).min(1.0);
-        let bound = if old_tokens > MAX_OLD_TOKENS { MAX_OLD_TOKENS / old_tokens } else { 1.0 };
-        let factor = 0.5f64.powf(halvings) * bound;
-        for count in &mut self.counts {
-            // Thousandths keep the file short, and let what is long unused become zero.
-            *count = (*count * factor * 1000.0).round() / 1000.0;
+    /// Makes the oldest session that is kept apart part of the base.
+    fn fold_oldest(&mut self) {
+        let Some(oldest) = self.apart.pop_front() else { return };
+        let accesses = oldest.accesses();
+        if accesses > 0.0 {
+            let base = &mut self.base;
+            fade(&mut base.counts, accesses, self.shape.accesses_per_token());
+            add(&mut base.counts, &oldest.counts);
+            base.n_sessions += 1;
+            if !oldest.segment.experts.is_empty() {
+                let session = base.n_sessions;
+                base.segments.push_back(Segment { session, experts: oldest.segment.experts });
+            }
         }
+        self.base.runs.extend(oldest.run);
     }
 
-    fn add_segment(&mut self, mut experts: Vec<u16>) {
+    /// Derives what follows from the parts, and holds the bounds.
+    fn settle(&mut self) {
+        self.number_sessions();
+        self.share_sample();
+        let n_runs_apart = self.apart.iter().filter(|kept| kept.run.is_some()).count();
+        let n_runs = self.base.runs.len();
+        self.base.runs.drain(..(n_runs + n_runs_apart).saturating_sub(MAX_RUNS).min(n_runs));
+
         let per_token = self.shape.accesses_per_token();
-        if per_token == 0 || experts.is_empty() {
-            return;
-        }
-        let older: usize = self.segments.iter().map(|s| s.experts.len()).sum();
-        let room = MAX_SAMPLE_ACCESSES.saturating_sub(older).max(NEWEST_ACCESSES);
-        let surplus = experts.len().saturating_sub(room).next_multiple_of(per_token);
-        experts.drain(..surplus.min(experts.len()));
-        let mut excess = (older + experts.len()).saturating_sub(MAX_SAMPLE_ACCESSES);
-        while excess > 0 || self.segments.len() >= MAX_SEGMENTS {
-            let is_full = self.segments.len() >= MAX_SEGMENTS;
-            let Some(oldest) = self.segments.front_mut() else { break };
-            let cut = excess.next_multiple_of(per_token);
-            if !is_full && cut < oldest.experts.len() {
-                oldest.experts.drain(..cut);
-                break;
+        let newest = self.apart.iter().rposition(|kept| kept.accesses() > 0.0);
+        self.counts.clone_from(&self.base.counts);
+        // Without a newest session apart everything is older.
+        self.older_counts.clone_from(&self.base.counts);
+        for (at, kept) in self.apart.iter().enumerate() {
+            let accesses = kept.accesses();
+            if accesses > 0.0 {
+                fade(&mut self.counts, accesses, per_token);
+                if newest == Some(at) {
+                    self.older_counts.clone_from(&self.counts);
+                }
+                add(&mut self.counts, &kept.counts);
             }
-            excess = excess.saturating_sub(oldest.experts.len());
-            self.segments.pop_front();
         }
-        if !experts.is_empty() {
-            self.segments.push_back(Segment { session: self.n_sessions, experts });
+    }
+
+    fn number_sessions(&mut self) {
+        let mut session = self.base.n_sessions;
+        for kept in &mut self.apart {
+            session += u64::from(kept.accesses() > 0.0);
+            kept.segment.session = session;
         }
+    }
+
+    /// Cuts every segment to its share of the sample; its oldest tokens go.
+    fn share_sample(&mut self) {
+        let per_token = self.shape.accesses_per_token();
+        let apart = self.apart.iter_mut().map(|kept| &mut kept.segment);
+        let mut segments: Vec<&mut Segment> = self.base.segments.iter_mut().chain(apart).collect();
+        let tokens = |segment: &&mut Segment| segment.experts.len().checked_div(per_token);
+        let has: Vec<usize> = segments.iter().map(|s| tokens(s).unwrap_or(0)).collect();
+        for (segment, keeps) in segments.iter_mut().zip(sample::shares(&has, per_token)) {
+            let surplus = segment.experts.len().saturating_sub(keeps * per_token);
+            segment.experts.drain(..surplus);
+        }
+        self.base.segments.retain(|segment| !segment.experts.is_empty());
     }
 
     /// The model and the shape of its routing.
@@ -163,7 +240,16 @@ impl History {
     /// Sessions merged that had accesses.
     #[must_use]
     pub fn n_sessions(&self) -> u64 {
-        self.n_sessions
+        let apart = self.apart.iter().filter(|kept| kept.accesses() > 0.0).count();
+        self.base.n_sessions.saturating_add(apart as u64)
+    }
+
+    /// Accesses of each session that is kept apart and had any, undecayed, oldest first.
+    #[must_use]
+    pub fn accesses_of_newest_sessions(&self) -> Vec<u64> {
+        let accesses =
+            |kept: &Apart| kept.counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
+        self.apart.iter().map(accesses).filter(|&accesses| accesses > 0).collect()
     }
 
     /// Decayed access counts, `(n_layers, n_experts)`.
@@ -174,26 +260,54 @@ impl History {
 
     /// Decayed access counts without the newest session's, `(n_layers, n_experts)`.
     #[must_use]
-    pub fn older_counts(&self) -> Vec<f64> {
-        let pairs = self.counts.iter().zip(&self.newest_counts);
-        // Rounding of large counts must not turn into a weight below zero.
-        pairs.map(|(&all, &newest)| (all - newest as f64).max(0.0)).collect()
+    pub fn older_counts(&self) -> &[f64] {
+        &self.older_counts
     }
 
     /// Sample segments, oldest first.
     pub fn segments(&self) -> impl DoubleEndedIterator<Item = &Segment> + ExactSizeIterator {
-        self.segments.iter()
+        let apart = self.apart.iter().map(|kept| &kept.segment);
+        let all = self.base.segments.iter().chain(apart);
+        all.filter(|s| !s.experts.is_empty()).collect::<Vec<_>>().into_iter()
     }
 
     /// Tokens in all segments.
     #[must_use]
     pub fn n_sample_tokens(&self) -> usize {
-        let accesses: usize = self.segments.iter().map(|s| s.experts.len()).sum();
+        let accesses: usize = self.segments().map(|s| s.experts.len()).sum();
         accesses.checked_div(self.shape.accesses_per_token()).unwrap_or(0)
     }
 
     /// The last [`MAX_RUNS`] runs, oldest first.
     pub fn runs(&self) -> impl DoubleEndedIterator<Item = &RunRecord> + ExactSizeIterator {
-        self.runs.iter()
+        let apart = self.apart.iter().filter_map(|kept| kept.run.as_ref());
+        self.base.runs.iter().chain(apart).collect::<Vec<_>>().into_iter()
     }
+}
+
+/// By how much a session of so many tokens fades what is older, the bound of its weight apart.
+pub(super) fn fading(session_tokens: f64) -> f64 {
+    0.5f64.powf((session_tokens / DECAY_TOKENS).min(1.0))
+}
+
+/// Fades counts before a session with `added` accesses is added.
+fn fade(counts: &mut [f64], added: f64, accesses_per_token: usize) {
+    let per_token = accesses_per_token.max(1) as f64;
+    let old_tokens = counts.iter().sum::<f64>() / per_token;
+    let bound = if old_tokens > MAX_OLD_TOKENS { MAX_OLD_TOKENS / old_tokens } else { 1.0 };
+    let factor = fading(added / per_token) * bound;
+    for count in counts {
+        *count = thousandths(*count * factor);
+    }
+}
+
+fn add(counts: &mut [f64], added: &[u64]) {
+    for (count, &new) in counts.iter_mut().zip(added) {
+        *count = (*count + new as f64).min(MAX_COUNT as f64);
+    }
+}
+
+/// Thousandths keep the file short, and let what is long unused become zero.
+pub(super) fn thousandths(count: f64) -> f64 {
+    (count * 1000.0).round() / 1000.0
 }

@@ -68,7 +68,10 @@ fn a_model_without_routed_experts_has_an_empty_session() {
 fn imported_counts_reach_their_layers_and_the_rest_is_reported() {
     let mut session = session(&[]);
     let counts = import_counts("3 1 10\n4 0 5\n0 2 7\n", 5, 8).unwrap();
-    assert_eq!(session.record_counts(&counts), 7);
+    session.record_counts(&counts);
+    let taken = counts.taken(session.shape());
+    assert_eq!((taken.layers, taken.experts, taken.accesses), (2, 2, 15));
+    assert_eq!(taken.left_out, [LeftOut { layer: LayerId(0), experts: 1, accesses: 7 }]);
     assert_eq!((session.counts()[1], session.counts()[8]), (10, 5));
 }
 
@@ -262,7 +265,7 @@ proptest! {
 /// A first line that is right for this body.
 fn sealed(body: &[u8]) -> Vec<u8> {
     let mut bytes =
-        format!("tierkeep-usage 1 blake3={} bytes={}\n", blake3::hash(body).to_hex(), body.len())
+        format!("tierkeep-usage 2 blake3={} bytes={}\n", blake3::hash(body).to_hex(), body.len())
             .into_bytes();
     bytes.extend_from_slice(body);
     bytes
@@ -300,28 +303,36 @@ fn each_defect_has_its_name() {
         "contradicts itself: counts are not layers x experts"
     );
     assert_eq!(
-        resealed("\"session\":1", "\"session\":2"),
+        resealed("\"segments\":[", "\"segments\":[{\"session\":1,\"experts\":[0,1,2,3]}"),
         "contradicts itself: sample segments are not in the order of sessions"
     );
     assert_eq!(
-        resealed("\"experts\":[0", "\"experts\":[8"),
+        resealed("\"sample\":[0", "\"sample\":[8"),
         "contradicts itself: a sampled expert does not exist"
     );
     assert_eq!(
-        resealed("\"experts\":[0,", "\"experts\":["),
+        resealed("\"sample\":[0,", "\"sample\":["),
         "contradicts itself: a sample segment does not hold whole tokens"
     );
     assert_eq!(
-        resealed("\"counts\":[[2", "\"counts\":[[-2"),
+        resealed("\"counts\":[[0.0", "\"counts\":[[-2"),
         "contradicts itself: a count is below 0 or too large"
+    );
+    assert_eq!(
+        resealed("\"id\":\"", "\"id\":\"x"),
+        "contradicts itself: a session has no name of its own"
+    );
+    assert_eq!(
+        resealed("\"history_id\":\"", "\"history_id\":\"0"),
+        "contradicts itself: the history has no name"
     );
     assert!(resealed("\"runs\":", "\"more\":1,\"runs\":").contains("unknown field `more`"));
     let defect = |bytes: &str| parse(bytes.as_bytes(), "model").unwrap_err().to_string();
     assert_eq!(defect(""), "has a damaged first line");
     assert_eq!(defect("hello"), "does not begin with \"tierkeep-usage\"");
     assert_eq!(
-        defect(&text.replacen(" 1 ", " 2 ", 1)),
-        "is of format version 2, this build reads version 1"
+        defect(&text.replacen(" 2 ", " 3 ", 1)),
+        "is of format version 3, this build reads versions 1 to 2"
     );
     assert_eq!(
         defect(&text.replacen("[0,", "[1,", 1)),
@@ -331,14 +342,32 @@ fn each_defect_has_its_name() {
     assert_eq!(error.to_string(), "is the history of another model (model, expected other)");
 }
 
-/// The format is a promise: this file was written by version 1 and stays readable.
+/// The format is a promise: these files were written by versions 1 and 2 and stay readable.
 #[test]
-fn a_recorded_file_of_version_1_is_read() {
-    let bytes = include_bytes!("testdata/v1.usage");
-    let loaded = parse(bytes, "blake3-of-headers").unwrap();
+fn a_recorded_file_of_version_1_is_read_and_becomes_version_2() {
+    let loaded = parse(include_bytes!("testdata/v1.usage"), "blake3-of-headers").unwrap();
     assert_eq!(loaded.n_sessions(), 2);
     assert_eq!(loaded.shape().layers, [LayerId(1), LayerId(2)]);
     assert_eq!(loaded.segments().map(|s| s.session).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(loaded.runs().next().unwrap().actual_hit_rate, Some(0.5));
+    // As they stand in the file.
+    let counts = [2.984, 0.995, 0.995, 0.995, 2.0, 1.0, 1.0, 0.0];
+    assert_eq!(loaded.counts()[..8], counts);
+    assert_eq!(loaded.older_counts()[..8], [2.984, 0.995, 0.995, 0.995, 0.0, 0.0, 0.0, 0.0]);
+    let again = parse(&render(&loaded).unwrap(), "blake3-of-headers").unwrap();
+    assert_eq!(again, loaded);
+}
+
+#[test]
+fn a_recorded_file_of_version_2_is_read() {
+    let bytes = include_bytes!("testdata/v2.usage");
+    let loaded = parse(bytes, "blake3-of-headers").unwrap();
+    assert_eq!(loaded.n_sessions(), 10);
+    assert_eq!(loaded.accesses_of_newest_sessions(), [4, 8, 12, 16, 20, 24, 28, 32]);
+    assert_eq!(
+        loaded.segments().map(|s| s.session).collect::<Vec<_>>(),
+        (1..=10).collect::<Vec<_>>()
+    );
+    assert_eq!(loaded.runs().next_back().unwrap().actual_hit_rate, Some(0.5));
     assert_eq!(render(&loaded).unwrap(), bytes, "and writing it again changes nothing");
 }

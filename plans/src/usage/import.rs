@@ -1,5 +1,8 @@
 //! Import of other engines' usage counts: text lines of `layer expert count`. Owns that parser.
 
+use serde::Serialize;
+
+use super::session::RoutingShape;
 use crate::units::LayerId;
 
 /// Counts of another engine, by the model's own layer numbers.
@@ -19,6 +22,53 @@ impl ImportedCounts {
         let start = (layer.0 as usize).saturating_mul(width);
         self.counts.get(start..start.saturating_add(width)).unwrap_or(&[])
     }
+
+    /// What of it a history of this shape takes, and what it leaves out.
+    #[must_use]
+    pub fn taken(&self, shape: &RoutingShape) -> Taken {
+        let mut taken = Taken::default();
+        let n_layers = self.counts.len().checked_div(self.n_experts as usize).unwrap_or(0);
+        for layer in (0..n_layers as u32).map(LayerId) {
+            let row = self.row(layer);
+            let accesses: u64 = row.iter().fold(0, |sum, &c| sum.saturating_add(c));
+            if accesses == 0 {
+                continue;
+            }
+            let experts = row.iter().filter(|&&count| count > 0).count() as u64;
+            if shape.layers.contains(&layer) {
+                taken.layers += 1;
+                taken.experts += experts;
+                taken.accesses = taken.accesses.saturating_add(accesses);
+            } else {
+                taken.left_out.push(LeftOut { layer, experts, accesses });
+            }
+        }
+        taken
+    }
+}
+
+/// What of imported counts belongs to layers that route to experts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Taken {
+    /// Layers with counts.
+    pub layers: u64,
+    /// Experts with counts, summed over layers.
+    pub experts: u64,
+    /// The sum of the counts.
+    pub accesses: u64,
+    /// Layers that do not route to experts here: dense ones, and those of multi-token prediction.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Counts of a layer that does not route to experts here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// The layer.
+    pub layer: LayerId,
+    /// Experts with counts.
+    pub experts: u64,
+    /// The sum of the counts.
+    pub accesses: u64,
 }
 
 /// Why a text of counts was not imported. Lines are counted from 1.

@@ -10,17 +10,29 @@ pub(crate) mod folder;
 mod format;
 mod history;
 mod import;
+mod operations;
+mod pace;
+mod sample;
 mod session;
+mod version_1;
 
+#[cfg(test)]
+mod fault_tests;
 #[cfg(test)]
 mod file_tests;
 #[cfg(test)]
 mod history_tests;
+#[cfg(test)]
+mod savings_tests;
 
-pub use self::file::{LoadOutcome, Saved, UsageError, default_path, load, save};
-pub use self::format::{FORMAT_VERSION, FormatError, parse, render};
-pub use self::history::{
-    DECAY_TOKENS, History, MAX_OLD_TOKENS, MAX_RUNS, MAX_SEGMENTS, Segment, ShapeMismatch,
+pub use self::file::{
+    LoadOutcome, Reset, Saved, UsageError, checkpoint, default_path, load, look, reset, save,
 };
-pub use self::import::{ImportError, ImportedCounts, import_counts};
+pub use self::format::{FORMAT_VERSION, FormatError, OLDEST_VERSION, parse, render};
+pub use self::history::{
+    DECAY_TOKENS, History, MAX_OLD_TOKENS, MAX_RUNS, MAX_SESSIONS_APART, Segment, ShapeMismatch,
+};
+pub use self::import::{ImportError, ImportedCounts, LeftOut, Taken, import_counts};
+pub use self::pace::{Interval, Pace};
+pub use self::sample::MAX_SEGMENTS;
 pub use self::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, Session};

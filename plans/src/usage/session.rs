@@ -1,5 +1,8 @@
 //! What one run observes of its routing. Owns the counters and the bounded sample that the decode
-//! path writes to; allocates at construction only.
+//! path writes to, which allocate at construction only, and how far the session has been saved.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -83,10 +86,63 @@ impl RunRecord {
     }
 }
 
-/// What one run observed. Saved once, at its end: a session that is saved twice counts twice.
+/// Names a session, so that what it saves later replaces what it saved before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SessionId(pub(super) u64);
+
+impl SessionId {
+    /// A name that no other session has: of the few that a history keeps apart, two meet by chance
+    /// once in 10^17 times.
+    pub(super) fn new() -> Self {
+        Self(random())
+    }
+}
+
+/// A number that no other process and no other call has.
+pub(super) fn random() -> u64 {
+    // The standard library seeds its hash tables from the system's random numbers.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    if let Ok(now) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+        hasher.write_u128(now.as_nanos());
+    }
+    hasher.finish()
+}
+
+/// How far a session has come.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mark {
+    /// Access counts, `(n_layers, n_experts)`; empty at the beginning, where all are 0.
+    counts: Vec<u64>,
+    n_tokens: u64,
+    /// Whether its run was known by then.
+    has_run: bool,
+}
+
+/// What a session adds to a history under one name.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) id: SessionId,
+    /// Where it begins.
+    pub(super) origin: Mark,
+    /// Access counts since then, `(n_layers, n_experts)`.
+    pub(super) counts: Vec<u64>,
+    /// The newest contiguous tokens since then.
+    pub(super) sample: Vec<u16>,
+    pub(super) run: Option<RunRecord>,
+}
+
+/// What one run observes. It can be saved as often as one likes: a history takes it in once, as it
+/// was when it was saved last.
 #[derive(Debug)]
 pub struct Session {
     shape: RoutingShape,
+    id: SessionId,
+    /// Where the part that goes by `id` begins: at the beginning, unless what was saved under an
+    /// earlier name has been folded away since.
+    origin: Mark,
+    /// The history that was saved to, and how far the session had come.
+    saved: Option<(u64, Mark)>,
     /// `(n_layers, n_experts)`.
     counts: Vec<u64>,
     /// A ring of whole tokens, each `(n_layers, n_experts_active)`: replay needs contiguous
@@ -116,6 +172,9 @@ impl Session {
         let per_token = shape.accesses_per_token();
         let ring_capacity_tokens = MAX_SAMPLE_ACCESSES.checked_div(per_token).unwrap_or(0);
         Self {
+            id: SessionId::new(),
+            origin: Mark::default(),
+            saved: None,
             counts: vec![0; shape.counts_len()],
             ring: Vec::with_capacity(ring_capacity_tokens * per_token),
             ring_capacity_tokens,
@@ -153,21 +212,18 @@ impl Session {
         self.n_tokens += 1;
     }
 
-    /// Adds counts of another engine. Returns the accesses that were left out because their layer
-    /// does not route to experts here (such as a multi-token-prediction layer's).
-    pub fn record_counts(&mut self, imported: &ImportedCounts) -> u64 {
-        let mut left_out: u64 = imported.counts.iter().fold(0, |sum, &c| sum.saturating_add(c));
+    /// Adds counts of another engine in the layers that route to experts here; what lies in others
+    /// is left out, as [`ImportedCounts::taken`] tells.
+    pub fn record_counts(&mut self, imported: &ImportedCounts) {
         let width = self.shape.n_experts as usize;
         if width == 0 {
-            return left_out;
+            return;
         }
         for (row, &layer) in self.counts.chunks_exact_mut(width).zip(&self.shape.layers) {
             for (count, &added) in row.iter_mut().zip(imported.row(layer)) {
                 *count = count.saturating_add(added);
-                left_out = left_out.saturating_sub(added);
             }
         }
-        left_out
     }
 
     /// Sets what the run predicted and measured.
@@ -208,5 +264,54 @@ impl Session {
             sample.rotate_left(oldest * self.shape.accesses_per_token());
         }
         sample
+    }
+
+    /// The name under which it is saved now.
+    pub(super) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// What it adds to the history `history` that does not keep it apart (any more): all of it, or,
+    /// where that history has folded away what was saved before, what came since, by a new name.
+    pub(super) fn further_part(&self, history: u64) -> Part {
+        match &self.saved {
+            Some((of, mark)) if *of == history => self.part(SessionId::new(), mark.clone()),
+            // Another history is in the place of the one that was saved to: it knows nothing yet.
+            Some(_) => self.part(self.id, Mark::default()),
+            None => self.part(self.id, self.origin.clone()),
+        }
+    }
+
+    /// What it adds by the name that it has.
+    pub(super) fn same_part(&self) -> Part {
+        self.part(self.id, self.origin.clone())
+    }
+
+    fn part(&self, id: SessionId, origin: Mark) -> Part {
+        let counts = match origin.counts.as_slice() {
+            [] => self.counts.clone(),
+            before => {
+                self.counts.iter().zip(before).map(|(all, old)| all.saturating_sub(*old)).collect()
+            }
+        };
+        let mut sample = self.sample();
+        let per_token = self.shape.accesses_per_token();
+        let n_new = usize::try_from(self.n_tokens.saturating_sub(origin.n_tokens));
+        let wanted = n_new.unwrap_or(usize::MAX).saturating_mul(per_token);
+        sample.drain(..sample.len().saturating_sub(wanted));
+        let run = self.run.clone().filter(|_| !origin.has_run);
+        Part { id, origin, counts, sample, run }
+    }
+
+    /// Remembers that the part `id`, which begins at `origin`, is now in the history `history`.
+    pub(super) fn set_saved(&mut self, history: u64, id: SessionId, origin: Mark) {
+        let mark = Mark {
+            counts: self.counts.clone(),
+            n_tokens: self.n_tokens,
+            has_run: self.run.is_some(),
+        };
+        self.id = id;
+        self.origin = origin;
+        self.saved = Some((history, mark));
     }
 }
