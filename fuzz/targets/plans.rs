@@ -10,7 +10,7 @@ use tierkeep_plans::catalogue::header::{self, HeaderBytes, HeaderError, ShardHea
 use tierkeep_plans::catalogue::{Catalogue, CatalogueError, Entry, Source};
 use tierkeep_plans::plan::{Plan, PlanError};
 use tierkeep_plans::spec::ArchSpec;
-use tierkeep_plans::usage::{self, FormatError, History, ImportError, ImportedCounts};
+use tierkeep_plans::usage::{self, FormatError, History, ImportError, ImportedCounts, Session};
 
 /// A safetensors file from its first byte. What is accepted accounts for the file exactly.
 pub(crate) fn header(file: &[u8]) -> Result<ShardHeader, HeaderError> {
@@ -75,17 +75,33 @@ pub(crate) fn plan(bytes: &[u8]) -> Result<Plan, PlanError> {
 /// The fingerprint that a fuzzed history is expected to have.
 pub(crate) const FINGERPRINT: &str = "f";
 
-/// A usage file as it is, and then as the body of one whose first line is right. What is read can be
-/// written, and reads back the same.
+/// A usage file as it is, and then as the body of one whose first line is right, of each version that
+/// is read. What is read can be written, and reads back the same; a session that is taken in leaves
+/// what can be read.
 pub(crate) fn usage(bytes: &[u8]) -> Result<History, FormatError> {
-    let as_it_is = usage::parse(bytes, FINGERPRINT);
     let hash = blake3::hash(bytes).to_hex();
-    let version = usage::FORMAT_VERSION;
-    let head = format!("tierkeep-usage {version} blake3={hash} bytes={}\n", bytes.len());
-    let framed = usage::parse(&[head.as_bytes(), bytes].concat(), FINGERPRINT);
-    let history = as_it_is.or(framed)?;
+    let framed = |version: u32| {
+        let head = format!("tierkeep-usage {version} blake3={hash} bytes={}\n", bytes.len());
+        usage::parse(&[head.as_bytes(), bytes].concat(), FINGERPRINT)
+    };
+    let mut read = usage::parse(bytes, FINGERPRINT);
+    for version in usage::OLDEST_VERSION..=usage::FORMAT_VERSION {
+        read = read.or_else(|_| framed(version));
+    }
+    let history = read?;
     let written = usage::render(&history)?;
     assert_eq!(usage::render(&usage::parse(&written, FINGERPRINT)?)?, written);
+    let shape = history.shape();
+    if shape.accesses_per_token() <= 64 && shape.n_experts <= 64 {
+        let (n_experts, n_active) = (shape.n_experts, shape.n_experts_active);
+        let mut session = Session::new(FINGERPRINT, &shape.layers, n_experts, n_active);
+        if n_experts > 0 {
+            session.record_token(&vec![0; shape.accesses_per_token()]);
+        }
+        let mut more = history.clone();
+        more.merge(&session).expect("it is of the same shape");
+        assert_eq!(usage::parse(&usage::render(&more)?, FINGERPRINT)?, more);
+    }
     Ok(history)
 }
 
