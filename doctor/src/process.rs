@@ -3,6 +3,8 @@
 //! Owns figures that change while a program runs. Refuses to add up or judge them: the caller
 //! compares them with its budget.
 
+use std::path::{Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
@@ -52,6 +54,36 @@ pub fn io() -> Fact<ProcessIo> {
 /// included. The root group, and kernels before 5.19 in version 2, do not count it.
 pub fn cgroup_peak() -> Fact<u64> {
     cgroup_peak_in(&Tree::live())
+}
+
+/// Resident pages of mapped files among `files`, which are compared by their resolved paths. 0 where
+/// none of them is mapped.
+pub fn mapped_bytes(files: &[PathBuf]) -> Fact<u64> {
+    let resolved: Vec<PathBuf> = files.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    mapped_bytes_in(&Tree::live(), &resolved)
+}
+
+/// Threads of this process now.
+pub fn threads() -> Fact<u64> {
+    const FILE: &str = "/proc/self/status";
+    match Tree::live().read(FILE) {
+        Ok(text) => match parse::parse_thread_count(&text) {
+            Some(threads) => Fact::read(threads, FILE),
+            None => Fact::unknown(format!("{FILE} has no count of threads")),
+        },
+        Err(error) => Fact::unknown(error.to_string()),
+    }
+}
+
+fn mapped_bytes_in(tree: &Tree, files: &[PathBuf]) -> Fact<u64> {
+    const FILE: &str = "/proc/self/smaps";
+    let text = match tree.read(FILE) {
+        Ok(text) => text,
+        Err(error) => return Fact::unknown(error.to_string()),
+    };
+    let is_ours = |path: &str| files.iter().any(|file| file == Path::new(path));
+    let mapped = parse::parse_smaps(&text).into_iter().filter(|file| is_ours(file.path));
+    Fact::read(mapped.map(|file| file.rss_bytes).fold(0, u64::saturating_add), FILE)
 }
 
 fn memory_in(tree: &Tree) -> Fact<ProcessMemory> {
@@ -108,6 +140,11 @@ mod tests {
         assert!(memory.peak_rss_bytes >= memory.rss_anon_bytes / 2);
         let io = io().into_value().unwrap();
         assert!(io.rchar_bytes > 0);
+        assert!(threads().into_value().unwrap() > 0);
+        // This binary is mapped, and some of it is being executed.
+        let program = std::env::current_exe().unwrap();
+        assert!(mapped_bytes(&[program]).into_value().unwrap() > 0);
+        assert_eq!(mapped_bytes(&["/proc/self/maps".into()]).into_value(), Some(0));
     }
 
     #[test]
@@ -116,6 +153,7 @@ mod tests {
         let tree = Tree::new(empty.path().to_path_buf());
         assert!(memory_in(&tree).detail().contains("/proc/self/status"));
         assert!(io_in(&tree).detail().contains("/proc/self/io"));
+        assert!(mapped_bytes_in(&tree, &[]).detail().contains("/proc/self/smaps"));
         assert!(cgroup_peak_in(&tree).detail().contains("/proc/self/cgroup"));
     }
 }

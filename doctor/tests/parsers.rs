@@ -10,6 +10,8 @@ use tierkeep_doctor::{filesystem_kind, parse};
 fn parse_all(text: &str) {
     let _ = parse::parse_meminfo(text);
     let _ = parse::parse_process_status(text);
+    let _ = parse::parse_thread_count(text);
+    assert!(parse::parse_smaps(text).len() <= text.lines().count());
     let _ = parse::parse_node_total(text);
     assert!(parse::parse_load(text).is_none_or(|load| load >= 0.0));
     let _ = parse::parse_process_io(text);

@@ -1,4 +1,7 @@
-//! What a run counts: accesses to routed experts by tier and layer, by phase.
+//! What a run counts: accesses to routed experts by tier, layer and phase, which experts they were, and
+//! reads by what they are for. Counting allocates nothing.
+
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -67,28 +70,143 @@ pub enum Phase {
     Decode,
 }
 
-/// Counts of every layer.
-#[derive(Clone, Debug, Default, Serialize)]
+/// Reads: how much, how many, and how long they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Bytes asked for and brought.
+    pub bytes: u64,
+    /// Number of reads.
+    pub reads: u64,
+    /// Time from the call to its return, summed over reads; reads side by side count each.
+    pub time: Duration,
+}
+
+impl Reads {
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            reads: self.reads.saturating_sub(earlier.reads),
+            time: self.time.saturating_sub(earlier.time),
+        }
+    }
+}
+
+impl std::ops::Add for Reads {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            reads: self.reads + other.reads,
+            time: self.time + other.time,
+        }
+    }
+}
+
+/// Reads by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// Weights that every token touches.
+    pub dense: Reads,
+    /// Rows of an embedding that stays on disk.
+    pub embedding: Reads,
+    /// Routed experts.
+    pub experts: Reads,
+}
+
+impl ReadCounts {
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Reads {
+        self.dense + self.embedding + self.experts
+    }
+
+    /// What has come since.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            dense: self.dense.since(earlier.dense),
+            embedding: self.embedding.since(earlier.embedding),
+            experts: self.experts.since(earlier.experts),
+        }
+    }
+}
+
+/// Which experts of each layer were asked for: a bit for each.
+#[derive(Clone, Debug, Default)]
+struct Touched {
+    words_per_layer: usize,
+    bits: Vec<u64>,
+}
+
+impl Touched {
+    fn new(n_layers: usize, n_experts: usize) -> Self {
+        let words_per_layer = n_experts.div_ceil(64);
+        Self { words_per_layer, bits: vec![0; n_layers * words_per_layer] }
+    }
+
+    fn layer(&self, layer: usize) -> &[u64] {
+        &self.bits[layer * self.words_per_layer..(layer + 1) * self.words_per_layer]
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> &mut [u64] {
+        &mut self.bits[layer * self.words_per_layer..(layer + 1) * self.words_per_layer]
+    }
+}
+
+/// Counts the accesses of one layer in one phase.
+#[derive(Debug)]
+pub(crate) struct LayerCounter<'a> {
+    counts: &'a mut AccessCounts,
+    touched: &'a mut [u64],
+}
+
+impl LayerCounter<'_> {
+    pub(crate) fn add(&mut self, expert: u32, tier: Tier) {
+        self.counts.add(tier);
+        self.touched[expert as usize / 64] |= 1 << (expert % 64);
+    }
+}
+
+/// Counts of every layer. What an interrupted step had asked for is counted: it was read.
+#[derive(Clone, Debug, Default)]
 pub struct Counters {
     /// Accesses in prefill, by layer.
     pub prefill: Vec<AccessCounts>,
     /// Accesses in decode, by layer.
     pub decode: Vec<AccessCounts>,
+    prefill_touched: Touched,
+    decode_touched: Touched,
 }
 
 impl Counters {
-    pub(crate) fn new(n_layers: usize) -> Self {
+    pub(crate) fn new(n_layers: usize, n_experts: usize) -> Self {
         Self {
             prefill: vec![AccessCounts::default(); n_layers],
             decode: vec![AccessCounts::default(); n_layers],
+            prefill_touched: Touched::new(n_layers, n_experts),
+            decode_touched: Touched::new(n_layers, n_experts),
         }
     }
 
-    pub(crate) fn layer_mut(&mut self, phase: Phase, layer: usize) -> &mut AccessCounts {
-        match phase {
-            Phase::Prefill => &mut self.prefill[layer],
-            Phase::Decode => &mut self.decode[layer],
-        }
+    pub(crate) fn layer(&mut self, phase: Phase, layer: usize) -> LayerCounter<'_> {
+        let (counts, touched) = match phase {
+            Phase::Prefill => (&mut self.prefill, &mut self.prefill_touched),
+            Phase::Decode => (&mut self.decode, &mut self.decode_touched),
+        };
+        LayerCounter { counts: &mut counts[layer], touched: touched.layer_mut(layer) }
+    }
+
+    /// Different experts of a layer that were asked for in decode.
+    #[must_use]
+    pub fn distinct_in_decode(&self, layer: usize) -> u32 {
+        self.decode_touched.layer(layer).iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Different experts of a layer that were asked for, in prefill or decode.
+    #[must_use]
+    pub fn distinct(&self, layer: usize) -> u32 {
+        let both = self.prefill_touched.layer(layer).iter().zip(self.decode_touched.layer(layer));
+        both.map(|(prefill, decode)| (prefill | decode).count_ones()).sum()
     }
 
     /// Sum over all layers.
@@ -99,5 +217,39 @@ impl Counters {
             Phase::Decode => &self.decode,
         };
         layers.iter().fold(AccessCounts::default(), |a, b| a + *b)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_told_apart_and_counted_once() {
+        let mut counters = Counters::new(2, 130);
+        for (phase, layer, expert, tier) in [
+            (Phase::Prefill, 0, 129, Tier::Disk),
+            (Phase::Decode, 0, 129, Tier::Cache),
+            (Phase::Decode, 0, 64, Tier::Pinned),
+            (Phase::Decode, 0, 64, Tier::Pinned),
+            (Phase::Decode, 1, 0, Tier::Disk),
+        ] {
+            counters.layer(phase, layer).add(expert, tier);
+        }
+        let distinct = |layer| (counters.distinct_in_decode(layer), counters.distinct(layer));
+        assert_eq!((distinct(0), distinct(1)), ((2, 2), (1, 1)));
+        let decode = counters.total(Phase::Decode);
+        assert_eq!((decode.pinned_hits, decode.cache_hits, decode.misses), (2, 1, 1));
+        assert_eq!(counters.total(Phase::Prefill).hit_rate(), Some(0.0));
+    }
+
+    #[test]
+    fn reads_are_added_and_told_apart_by_when() {
+        let reads = |bytes| Reads { bytes, reads: 1, time: Duration::from_millis(bytes) };
+        let before = ReadCounts { dense: reads(7), ..ReadCounts::default() };
+        let after = ReadCounts { experts: reads(5), ..before };
+        assert_eq!(after.all().bytes, 12);
+        let since = after.since(&before);
+        assert_eq!((since.dense.reads, since.all()), (0, reads(5)));
     }
 }

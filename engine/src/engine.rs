@@ -50,9 +50,11 @@ pub enum Loading {
 /// Looks on while tokens run. Every method does nothing by default.
 pub trait Observer {
     /// The residual stream after a decoder layer: `states (batch, hidden)`, the first row being
-    /// that of position `first`.
-    fn layer(&mut self, layer: usize, first: usize, states: &[f32]) {
+    /// that of position `first`. Breaking ends the call with [`EngineError::Interrupted`], and the
+    /// batch is not part of the sequence: a layer of a large model takes long enough to be waited for.
+    fn layer(&mut self, layer: usize, first: usize, states: &[f32]) -> ControlFlow<()> {
         let _ = (layer, first, states);
+        ControlFlow::Continue(())
     }
 
     /// A batch is done; the sequence now has `len` tokens. Breaking ends the call with
@@ -156,7 +158,7 @@ impl Engine {
         Ok(Self {
             rope: Rope::new(&spec.rope),
             lists: ExpertLists::new(&spec),
-            counters: Counters::new(spec.n_layers),
+            counters: Counters::new(spec.n_layers, spec.router.n_experts),
             routing: vec![0; spec.expert_layers().count() * n_active],
             spec,
             kernels,
@@ -225,7 +227,10 @@ impl Engine {
         let mut expert_layer = 0;
         for layer in 0..self.spec.n_layers {
             self.layer(layer, batch, phase)?;
-            observer.layer(layer, batch.first, &self.work.states[..batch.len * hidden]);
+            let states = &self.work.states[..batch.len * hidden];
+            if observer.layer(layer, batch.first, states).is_break() {
+                return Err(EngineError::Interrupted);
+            }
             if self.spec.is_expert_layer(layer) {
                 let k = self.spec.router.n_experts_active;
                 let last = &self.work.chosen[(batch.len - 1) * k..batch.len * k];
@@ -286,7 +291,7 @@ impl Engine {
             store: &mut self.store,
             files: &self.files,
             lists: &mut self.lists,
-            counts: self.counters.layer_mut(phase, layer),
+            counts: self.counters.layer(phase, layer),
             layer,
         };
         feed_forward::feed_forward(
@@ -324,7 +329,7 @@ impl Engine {
     }
 
     /// Experts of the last token that was run: `n_experts_active` for each layer that routes, in
-    /// descending router weight.
+    /// descending router weight. After a call that failed, of no one token.
     #[must_use]
     pub fn last_routing(&self) -> &[u32] {
         &self.routing
@@ -369,6 +374,14 @@ impl Engine {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Slots that hold no expert yet, with their bytes: memory that is bound and that nothing has been
+    /// written to. Goes through every slot.
+    #[must_use]
+    pub fn empty_slots(&self) -> (u64, Bytes) {
+        let (slots, bytes) = self.store.empty_slots();
+        (slots, Bytes(bytes))
     }
 
     /// Selections of the sparse indexer that a tie decided, so far. Such a selection depends on how

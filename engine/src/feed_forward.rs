@@ -8,7 +8,7 @@ use tierkeep_plans::catalogue::Projection;
 use tierkeep_plans::spec::ArchSpec;
 
 use crate::compute::{Batch, Compute};
-use crate::counters::AccessCounts;
+use crate::counters::LayerCounter;
 use crate::error::EngineError;
 use crate::router;
 use crate::shard_io::ShardFiles;
@@ -49,7 +49,7 @@ pub(crate) struct Experts<'a> {
     pub(crate) store: &'a mut Store,
     pub(crate) files: &'a ShardFiles,
     pub(crate) lists: &'a mut ExpertLists,
-    pub(crate) counts: &'a mut AccessCounts,
+    pub(crate) counts: LayerCounter<'a>,
     pub(crate) layer: usize,
 }
 
@@ -147,7 +147,7 @@ fn one_token(
     leases.clear();
     for &expert in &chosen[..k] {
         let lease = experts.store.lease(experts.files, experts.layer, expert, true)?;
-        experts.counts.add(lease.tier());
+        experts.counts.add(expert, lease.tier());
         leases.push(lease);
     }
     let store = &*experts.store;
@@ -222,7 +222,7 @@ fn union(
         let expert = experts.lists.union[at];
         let stays = experts.lists.keep.contains(&expert);
         let lease = experts.store.lease(experts.files, layer, expert, stays)?;
-        experts.counts.add(lease.tier());
+        experts.counts.add(expert, lease.tier());
         one_expert(compute, &lease, expert, n, experts, work)?;
         experts.store.release(lease);
         experts.store.set_wanted(layer, expert, stays);

@@ -5,13 +5,23 @@ use std::time::{Duration, Instant};
 
 use tierkeep_plans::usage::Session;
 
-use crate::counters::Phase;
-use crate::engine::{Engine, Observer, Unobserved};
+use crate::counters::{Phase, ReadCounts};
+use crate::engine::{Engine, Observer};
 use crate::error::EngineError;
 
 /// What generation reports while it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A layer of a batch of the prompt, or of a token that is being generated, has been run. Breaking
+    /// here drops that batch or token; the sequence until then is kept.
+    Layer {
+        /// Which of the two.
+        phase: Phase,
+        /// The layer, from 0.
+        layer: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
     /// Prompt tokens that have been run, of how many.
     Prefill {
         /// Tokens run.
@@ -51,7 +61,8 @@ impl Recorder for Session {
     }
 }
 
-/// What was generated, and how long it took.
+/// What was generated, and how long it took. The time that `events` takes is in none of the times:
+/// neither printing nor saving a history is decoding.
 #[derive(Clone, Debug)]
 pub struct Generation {
     /// Generated tokens, a stop token included.
@@ -60,10 +71,31 @@ pub struct Generation {
     pub ended: Ended,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time for the prompt, and so to the first token.
+    /// Time for the prompt.
     pub prefill: Duration,
+    /// Time from the start of the prompt until the first token was chosen; `None` without one.
+    pub first_token: Option<Duration>,
     /// Time of each decode step after the first token.
     pub steps: Vec<Duration>,
+    /// What had been read, and which slots were empty, when the prompt was done.
+    pub prefilled: Mark,
+}
+
+/// Counts of an engine at a moment at which phases meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Read from shards until then.
+    pub reads: ReadCounts,
+    /// Slots without an expert.
+    pub empty_slots: u64,
+}
+
+impl Mark {
+    /// The counts of now.
+    #[must_use]
+    pub fn of(engine: &Engine) -> Self {
+        Self { reads: engine.read_counter().now(), empty_slots: engine.empty_slots().0 }
+    }
 }
 
 impl Generation {
@@ -99,22 +131,47 @@ pub fn greedy(logits: &[f32]) -> Result<u32, EngineError> {
     Ok(best as u32)
 }
 
-/// Passes the batches of a prefill on as events; an interrupt is heeded between two batches.
-struct PrefillWatcher<'a> {
+/// Passes layers and batches on as events, and keeps the time that these take.
+struct Watcher<'a> {
+    phase: Phase,
+    n_layers: usize,
+    /// Tokens before the prompt.
     first: usize,
+    /// Tokens of the prompt.
     total: usize,
     events: &'a mut dyn FnMut(Event) -> ControlFlow<()>,
+    /// Time in `events`.
+    aside: Duration,
 }
 
-impl Observer for PrefillWatcher<'_> {
+impl Watcher<'_> {
+    fn tell(&mut self, event: Event) -> ControlFlow<()> {
+        let start = Instant::now();
+        let flow = (self.events)(event);
+        self.aside += start.elapsed();
+        flow
+    }
+}
+
+impl Observer for Watcher<'_> {
+    fn layer(&mut self, layer: usize, _first: usize, _states: &[f32]) -> ControlFlow<()> {
+        self.tell(Event::Layer { phase: self.phase, layer, n_layers: self.n_layers })
+    }
+
     fn batch(&mut self, len: usize) -> ControlFlow<()> {
-        (self.events)(Event::Prefill { done: len - self.first, total: self.total })
+        match self.phase {
+            Phase::Prefill => {
+                self.tell(Event::Prefill { done: len - self.first, total: self.total })
+            }
+            Phase::Decode => ControlFlow::Continue(()),
+        }
     }
 }
 
 /// Runs `prompt`, then generates up to `max_tokens` tokens greedily.
 ///
-/// `events` may end it by breaking. Routing of decoded tokens goes to `recorder`.
+/// `events` may end it by breaking: after a layer, a batch or a token. Routing of decoded tokens goes
+/// to `recorder`.
 ///
 /// # Errors
 /// [`EngineError`]; what was generated until then has been reported through `events`.
@@ -131,7 +188,9 @@ pub fn generate(
         ended: Ended::Length,
         prompt_tokens: prompt.len(),
         prefill: Duration::ZERO,
+        first_token: None,
         steps: Vec::with_capacity(max_tokens.min(engine.context())),
+        prefilled: Mark::default(),
     };
     // The routing of a token as the usage history takes it; expert ids there are 16 bits wide.
     let mut routing: Vec<u16> = vec![0; engine.last_routing().len()];
@@ -143,9 +202,17 @@ pub fn generate(
         return Err(EngineError::Empty);
     }
     let start = Instant::now();
-    let mut watcher = PrefillWatcher { first: engine.len(), total: prompt.len(), events };
+    let mut watcher = Watcher {
+        phase: Phase::Prefill,
+        n_layers: engine.spec().n_layers,
+        first: engine.len(),
+        total: prompt.len(),
+        events,
+        aside: Duration::ZERO,
+    };
     let run = engine.run(prompt, Phase::Prefill, &mut watcher);
-    generation.prefill = start.elapsed();
+    generation.prefill = start.elapsed().saturating_sub(watcher.aside);
+    generation.prefilled = Mark::of(engine);
     match run {
         Err(EngineError::Interrupted) => {
             generation.ended = Ended::Interrupted;
@@ -153,10 +220,14 @@ pub fn generate(
         }
         other => other?,
     }
+    watcher.phase = Phase::Decode;
     while generation.tokens.len() < max_tokens {
         let token = greedy(engine.logits())?;
+        if generation.tokens.is_empty() {
+            generation.first_token = Some(start.elapsed().saturating_sub(watcher.aside));
+        }
         generation.tokens.push(token);
-        if events(Event::Token(token)).is_break() {
+        if watcher.tell(Event::Token(token)).is_break() {
             generation.ended = Ended::Interrupted;
             break;
         }
@@ -171,9 +242,15 @@ pub fn generate(
             generation.ended = Ended::ContextFull;
             break;
         }
-        let step = Instant::now();
-        engine.run(&[token], Phase::Decode, &mut Unobserved)?;
-        generation.steps.push(step.elapsed());
+        let (step, aside) = (Instant::now(), watcher.aside);
+        match engine.run(&[token], Phase::Decode, &mut watcher) {
+            Err(EngineError::Interrupted) => {
+                generation.ended = Ended::Interrupted;
+                break;
+            }
+            other => other?,
+        }
+        generation.steps.push(step.elapsed().saturating_sub(watcher.aside - aside));
         if let Some(recorder) = &mut recorder {
             for (into, expert) in routing.iter_mut().zip(engine.last_routing()) {
                 *into = *expert as u16;

@@ -31,7 +31,7 @@ pub mod verify;
 mod weights;
 mod workspace;
 
-pub use counters::{AccessCounts, Counters, Phase, Tier};
+pub use counters::{AccessCounts, Counters, Phase, ReadCounts, Reads, Tier};
 pub use engine::{ABILITIES, Engine, Loading, Observer, Unobserved};
 pub use error::EngineError;
 pub use memory::MemoryError;

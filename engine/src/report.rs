@@ -1,5 +1,7 @@
 //! What a run promised and what happened: owns the figures of the closing report and the record that
-//! the usage history keeps of it. Renders nothing.
+//! the usage history keeps of it. Renders nothing. Every field is described in docs/run-report.md.
+
+mod judge;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,9 +12,16 @@ use tierkeep_plans::plan::{Plan, Range};
 use tierkeep_plans::units::Bytes;
 use tierkeep_plans::usage::RunRecord;
 
-use crate::counters::{AccessCounts, Phase};
+pub use self::judge::{
+    Comparison, Figure, FootprintReport, MIN_DECODE_STEPS, TOLERANCE, Verdict, Warning,
+};
+use crate::counters::{AccessCounts, Phase, ReadCounts, Reads};
 use crate::engine::Engine;
-use crate::generate::{Ended, Generation};
+use crate::generate::{Ended, Generation, Mark};
+
+/// Version of the report's schema. A field that is removed or means something else raises it; a new
+/// one does not.
+pub const REPORT_VERSION: u32 = 2;
 
 /// Lines that the engine allocates; the others are the process's and the kernel's.
 pub const BOUND_LINES: [Line; 8] = [
@@ -26,15 +35,77 @@ pub const BOUND_LINES: [Line; 8] = [
     Line::ExpertCache,
 ];
 
-/// One line of the ledger, as planned and as bound.
+/// One line of the ledger, as planned and as it came to be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LineReport {
     /// The line.
     pub line: Line,
     /// What the plan gives it.
     pub planned_bytes: Bytes,
-    /// What the engine bound, counted at allocation; `None` for lines that are not the engine's.
-    pub bound_bytes: Option<Bytes>,
+    /// What the engine bound, counted at allocation; for the runtime line what the process held besides.
+    /// `None` where it cannot be known.
+    pub actual_bytes: Option<Bytes>,
+    /// How the actual figure is known, or why it is not.
+    pub source: String,
+}
+
+/// Reads of one kind in one phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ReadReport {
+    /// Bytes asked for and brought.
+    pub bytes: Bytes,
+    /// Number of reads.
+    pub reads: u64,
+    /// Time from call to return, summed over reads; reads side by side count each.
+    pub seconds: f64,
+    /// Bytes over that time; `None` without reads.
+    pub bytes_per_s: Option<f64>,
+}
+
+impl From<Reads> for ReadReport {
+    fn from(reads: Reads) -> Self {
+        let seconds = reads.time.as_secs_f64();
+        let is_known = reads.bytes > 0 && seconds > 0.0;
+        Self {
+            bytes: Bytes(reads.bytes),
+            reads: reads.reads,
+            seconds,
+            bytes_per_s: is_known.then(|| reads.bytes as f64 / seconds),
+        }
+    }
+}
+
+/// Reads of one phase by what they were for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ReadsReport {
+    /// All of them.
+    pub total: ReadReport,
+    /// Weights that every token touches; after loading, those that are streamed.
+    pub dense: ReadReport,
+    /// Rows of an embedding that stays on disk.
+    pub embedding: ReadReport,
+    /// Routed experts; while loading, the pinned ones.
+    pub experts: ReadReport,
+}
+
+impl From<ReadCounts> for ReadsReport {
+    fn from(counts: ReadCounts) -> Self {
+        Self {
+            total: counts.all().into(),
+            dense: counts.dense.into(),
+            embedding: counts.embedding.into(),
+            experts: counts.experts.into(),
+        }
+    }
+}
+
+/// Loading.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LoadReport {
+    /// Time.
+    pub seconds: f64,
+    /// Reads.
+    pub read: ReadsReport,
 }
 
 /// Accesses of one phase and the reads that they caused.
@@ -42,7 +113,7 @@ pub struct LineReport {
 pub struct PhaseReport {
     /// Tokens.
     pub tokens: usize,
-    /// Time.
+    /// Time, without what was printed or saved meanwhile.
     pub seconds: f64,
     /// Tokens over time; `None` without both.
     pub tokens_per_s: Option<f64>,
@@ -51,8 +122,89 @@ pub struct PhaseReport {
     pub accesses: AccessCounts,
     /// Hits over accesses, 0 to 1; `None` without any.
     pub hit_rate: Option<f64>,
-    /// Bytes read from the shards.
-    pub read_bytes: Bytes,
+    /// Reads from the shards.
+    pub read: ReadsReport,
+}
+
+/// One layer that routes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LayerReport {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Its routed experts.
+    pub experts: u32,
+    /// Its slots, pinned ones included.
+    pub slots: u32,
+    /// Its pinned slots.
+    pub pinned: u32,
+    /// Accesses in prefill.
+    pub prefill: AccessCounts,
+    /// Accesses in decode.
+    pub decode: AccessCounts,
+    /// Hits over accesses in decode, 0 to 1; `None` without any.
+    pub decode_hit_rate: Option<f64>,
+    /// Different experts that were asked for, in either phase.
+    pub distinct: u32,
+    /// Different experts that were asked for in decode.
+    pub distinct_in_decode: u32,
+}
+
+/// Routed experts over all layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ExpertsReport {
+    /// Experts of the model.
+    pub total: u64,
+    /// Slots, pinned ones included.
+    pub slots: u64,
+    /// Pinned slots.
+    pub pinned: u64,
+    /// Different experts that were asked for, in either phase.
+    pub distinct: u64,
+    /// Different experts that were asked for in decode.
+    pub distinct_in_decode: u64,
+    /// Misses in decode that filled a slot which had held nothing.
+    pub cold_misses_in_decode: u64,
+    /// Slots that hold nothing at the end.
+    pub empty_slots: u64,
+}
+
+/// Weights that decode touched, against what memory can give.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TrafficReport {
+    /// Weight bytes that a token touches, computed by the plan from the model's tensors.
+    pub touched_bytes_per_token: Bytes,
+    /// The same over the time of a decode step.
+    pub touched_bytes_per_s: Option<f64>,
+    /// Reads of memory that the machine gives, as the plan has it; `None` where it is not known.
+    pub memory_bytes_per_s: Option<f64>,
+    /// Where that comes from, or why it is not known.
+    pub memory_source: String,
+    /// Touched over given, 0 to 1.
+    pub share: Option<f64>,
+    /// Reads of experts that the disk gives, as the plan has it; `None` where it is not known.
+    pub disk_bytes_per_s: Option<f64>,
+    /// Where that comes from, or why it is not known.
+    pub disk_source: String,
+}
+
+/// What the process held, as the system counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySeen {
+    /// Resident of any kind before anything was loaded.
+    pub before_loading: Option<Bytes>,
+    /// Anonymous and shared pages and mapped pages of the model, at the end.
+    pub footprint: Option<Bytes>,
+    /// The most that was resident (`VmHWM`).
+    pub peak: Option<Bytes>,
+}
+
+/// What loading came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Loaded {
+    /// Its time.
+    pub time: Duration,
+    /// The counts when it was done.
+    pub mark: Mark,
 }
 
 /// The closing report of a run.
@@ -64,110 +216,103 @@ pub struct RunReport {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub ended: Ended,
-    /// Bytes read while loading.
-    pub load_read_bytes: Bytes,
-    /// Time to load.
-    pub load_seconds: f64,
-    /// The prompt. Its time is the time to the first token.
+    /// Loading.
+    pub load: LoadReport,
+    /// The prompt.
     pub prefill: PhaseReport,
     /// The tokens after the first.
     pub decode: PhaseReport,
+    /// From the start of the prompt until the first token was chosen; loading is apart.
+    pub first_token_seconds: Option<f64>,
     /// Median time of a decode step.
     pub decode_ms_p50: Option<f64>,
     /// Slowest step but one in twenty.
     pub decode_ms_p95: Option<f64>,
-    /// Decode accesses of each layer.
-    pub decode_by_layer: Vec<AccessCounts>,
+    /// Routed experts over all layers.
+    pub experts: ExpertsReport,
+    /// Every layer that routes.
+    pub layers: Vec<LayerReport>,
+    /// Weights touched in decode.
+    pub traffic: TrafficReport,
+    /// The context that is planned, tokens.
+    pub context: u64,
     /// The budget.
     pub budget_bytes: Bytes,
-    /// Sum of the plan's lines without the page-cache reserve.
-    pub planned_footprint_bytes: Bytes,
+    /// What the process was to hold and what it held.
+    pub footprint: FootprintReport,
     /// Every line.
     pub ledger: Vec<LineReport>,
-    /// What the plan predicted for decode, tokens/s.
-    pub predicted_tokens_per_s: Range,
-    /// What the plan predicted for the hit rate in decode, 0 to 1.
-    pub predicted_hit_rate: Range,
     /// How often a place was read again because the disk had failed to give it back.
     pub read_retries: u64,
     /// Shards that were replaced while the engine worked; the run is of the files that it had opened.
     pub replaced_shards: Vec<PathBuf>,
-}
-
-/// Reads at the moments that phases meet.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReadMarks {
-    /// Bytes read when loading was done.
-    pub loaded: u64,
-    /// Bytes read when the prompt was done.
-    pub prefilled: u64,
+    /// Predicted beside actual.
+    pub comparisons: Vec<Comparison>,
+    /// Why speed and hits are not judged; `None` where they are.
+    pub not_judged: Option<String>,
+    /// What was not as planned.
+    pub warnings: Vec<Warning>,
 }
 
 impl RunReport {
-    /// Puts together what a run left in the engine, the generation and the plan.
+    /// Puts together what a run left in the engine, the generation and the plan, and judges it.
     #[must_use]
     pub fn new(
         engine: &Engine,
         plan: &Plan,
         generation: &Generation,
-        marks: ReadMarks,
-        load: Duration,
+        loaded: &Loaded,
+        memory: MemorySeen,
     ) -> Self {
-        let read = engine.read_counter().bytes();
-        let phase = |phase, tokens: usize, time: Duration, read_bytes: u64| {
-            let accesses = engine.counters().total(phase);
-            let seconds = time.as_secs_f64();
-            PhaseReport {
-                tokens,
-                seconds,
-                tokens_per_s: (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds),
-                accesses,
-                hit_rate: accesses.hit_rate(),
-                read_bytes: Bytes(read_bytes),
-            }
-        };
-        let decode_time = generation.steps.iter().sum();
-        let prefilled = marks.prefilled.max(marks.loaded);
-        let ledger = Line::ALL.map(|line| LineReport {
-            line,
-            planned_bytes: plan.ledger.bytes(line),
-            bound_bytes: BOUND_LINES.contains(&line).then(|| engine.bound(line)),
-        });
-        Self {
-            schema_version: 1,
+        let now = Mark::of(engine);
+        let prefilled = generation.prefilled;
+        let experts = experts(engine, plan, prefilled, now);
+        let decode = phase(
+            (engine, Phase::Decode),
+            (generation.steps.len(), generation.steps.iter().sum()),
+            now.reads.since(&prefilled.reads),
+        );
+        let mut report = Self {
+            schema_version: REPORT_VERSION,
             tokens: generation.tokens.clone(),
             ended: generation.ended,
-            load_read_bytes: Bytes(marks.loaded),
-            load_seconds: load.as_secs_f64(),
+            load: LoadReport { seconds: loaded.time.as_secs_f64(), read: loaded.mark.reads.into() },
             prefill: phase(
-                Phase::Prefill,
-                generation.prompt_tokens,
-                generation.prefill,
-                prefilled - marks.loaded,
+                (engine, Phase::Prefill),
+                (generation.prompt_tokens, generation.prefill),
+                prefilled.reads.since(&loaded.mark.reads),
             ),
-            decode: phase(
-                Phase::Decode,
-                generation.steps.len(),
-                decode_time,
-                read.saturating_sub(prefilled),
-            ),
+            decode,
+            first_token_seconds: generation.first_token.map(|time| time.as_secs_f64()),
             decode_ms_p50: quantile_ms(&generation.steps, 0.5),
             decode_ms_p95: quantile_ms(&generation.steps, 0.95),
-            decode_by_layer: engine.counters().decode.clone(),
+            experts,
+            layers: layers(engine, plan),
+            traffic: traffic(plan, &decode),
+            context: plan.request.context,
             budget_bytes: plan.request.budget_bytes,
-            planned_footprint_bytes: plan.ledger.footprint(),
-            ledger: ledger.into(),
-            predicted_tokens_per_s: plan.prediction.decode_tokens_per_s,
-            predicted_hit_rate: plan.prediction.hit_rate,
+            footprint: FootprintReport::of(plan, memory.footprint, untouched(engine, plan)),
+            ledger: ledger(engine, plan, memory),
             read_retries: engine.read_counter().retries(),
             replaced_shards: engine.replaced_shards(),
-        }
+            comparisons: Vec::new(),
+            not_judged: None,
+            warnings: Vec::new(),
+        };
+        report.judge(&plan.prediction, memory);
+        report
+    }
+
+    /// A figure of [`RunReport::comparisons`].
+    #[must_use]
+    pub fn comparison(&self, figure: Figure) -> Option<&Comparison> {
+        self.comparisons.iter().find(|comparison| comparison.figure == figure)
     }
 
     /// What the usage history keeps of it.
     #[must_use]
     pub fn record(&self, plan: &Plan) -> RunRecord {
-        let speed = plan.prediction.decode_tokens_per_s;
+        let speed: Range = plan.prediction.decode_tokens_per_s;
         RunRecord {
             predicted_tok_per_s_p10: Some(speed.p10),
             predicted_tok_per_s_p50: Some(speed.p50),
@@ -182,6 +327,115 @@ impl RunReport {
             n_threads: u32::try_from(plan.engine.threads).ok(),
         }
     }
+}
+
+fn phase(
+    (engine, phase): (&Engine, Phase),
+    (tokens, time): (usize, Duration),
+    reads: ReadCounts,
+) -> PhaseReport {
+    let accesses = engine.counters().total(phase);
+    let seconds = time.as_secs_f64();
+    PhaseReport {
+        tokens,
+        seconds,
+        tokens_per_s: (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds),
+        accesses,
+        hit_rate: accesses.hit_rate(),
+        read: reads.into(),
+    }
+}
+
+fn layers(engine: &Engine, plan: &Plan) -> Vec<LayerReport> {
+    let counters = engine.counters();
+    let slots = &plan.placement.slots;
+    let of = |layer: usize| {
+        let decode = counters.decode.get(layer).copied().unwrap_or_default();
+        LayerReport {
+            layer,
+            experts: engine.spec().router.n_experts as u32,
+            slots: slots.caps.get(layer).copied().unwrap_or(0),
+            pinned: slots.pins.get(layer).map_or(0, |pins| pins.len() as u32),
+            prefill: counters.prefill.get(layer).copied().unwrap_or_default(),
+            decode,
+            decode_hit_rate: decode.hit_rate(),
+            distinct: counters.distinct(layer),
+            distinct_in_decode: counters.distinct_in_decode(layer),
+        }
+    };
+    engine.spec().expert_layers().map(of).collect()
+}
+
+fn experts(engine: &Engine, plan: &Plan, prefilled: Mark, now: Mark) -> ExpertsReport {
+    let mut sums = ExpertsReport {
+        cold_misses_in_decode: prefilled.empty_slots.saturating_sub(now.empty_slots),
+        empty_slots: now.empty_slots,
+        ..ExpertsReport::default()
+    };
+    for layer in layers(engine, plan) {
+        sums.total += u64::from(layer.experts);
+        sums.slots += u64::from(layer.slots);
+        sums.pinned += u64::from(layer.pinned);
+        sums.distinct += u64::from(layer.distinct);
+        sums.distinct_in_decode += u64::from(layer.distinct_in_decode);
+    }
+    sums
+}
+
+fn traffic(plan: &Plan, decode: &PhaseReport) -> TrafficReport {
+    let touched = plan.prediction.touched_bytes_per_token;
+    let fact = &plan.machine.memory.read_bandwidth_bytes_per_s;
+    let given = fact.value().copied().filter(|rate| *rate > 0.0);
+    let per_s = decode.tokens_per_s.map(|speed| speed * touched.as_f64());
+    let disk = &plan.machine.disk.read;
+    let memory_source = source_of(fact.source().as_str(), fact.detail(), given.is_some());
+    TrafficReport {
+        touched_bytes_per_token: touched,
+        touched_bytes_per_s: per_s,
+        memory_bytes_per_s: given,
+        memory_source,
+        share: per_s.zip(given).map(|(touched, given)| touched / given),
+        disk_bytes_per_s: disk.value().map(|read| read.bytes_per_s),
+        disk_source: source_of(disk.source().as_str(), disk.detail(), !disk.is_unknown()),
+    }
+}
+
+/// Where a fact of the plan comes from, with its detail where it has one; of what is not known, why.
+fn source_of(source: &str, detail: &str, is_known: bool) -> String {
+    match (detail.is_empty(), is_known) {
+        (true, _) => source.to_owned(),
+        (false, true) => format!("{source}: {detail}"),
+        (false, false) => detail.to_owned(),
+    }
+}
+
+/// At most how much of what is bound has never been written to, and so is not resident yet: empty
+/// slots, caches of positions that no token has, and the flight buffer, which is needed for a moment.
+fn untouched(engine: &Engine, plan: &Plan) -> Bytes {
+    let caches = engine.bound(Line::KvCache) + engine.bound(Line::IndexerKeys);
+    let context = engine.context().max(1) as u64;
+    let unused = context.saturating_sub(engine.len() as u64);
+    let rows = u128::from(caches.0) * u128::from(unused) / u128::from(context);
+    let rows = Bytes(u64::try_from(rows).unwrap_or(u64::MAX));
+    rows + engine.empty_slots().1 + plan.ledger.bytes(Line::ExpertsInFlight)
+}
+
+fn ledger(engine: &Engine, plan: &Plan, memory: MemorySeen) -> Vec<LineReport> {
+    let bound: Bytes = BOUND_LINES.into_iter().map(|line| engine.bound(line)).sum();
+    let of = |line: Line| {
+        let planned_bytes = plan.ledger.bytes(line);
+        let (actual_bytes, source) = if BOUND_LINES.contains(&line) {
+            (Some(engine.bound(line)), "bound, counted at allocation")
+        } else if line == Line::Runtime {
+            (judge::runtime(bound, memory), judge::RUNTIME_SOURCE)
+        } else if planned_bytes == Bytes(0) {
+            (Some(Bytes(0)), "not used by this plan")
+        } else {
+            (None, "the kernel's: its pages are not counted for one process")
+        };
+        LineReport { line, planned_bytes, actual_bytes, source: source.to_owned() }
+    };
+    Line::ALL.map(of).into()
 }
 
 /// A quantile of step times by nearest rank, milliseconds.
@@ -203,5 +457,12 @@ mod tests {
         assert_eq!(quantile_ms(&steps, 0.95), Some(19.0));
         assert_eq!(quantile_ms(&steps[..1], 0.5), Some(20.0));
         assert_eq!(quantile_ms(&[], 0.5), None);
+    }
+
+    #[test]
+    fn a_read_speed_is_bytes_over_the_time_of_the_reads() {
+        let reads = Reads { bytes: 3_000, reads: 2, time: Duration::from_millis(1500) };
+        assert_eq!(ReadReport::from(reads).bytes_per_s, Some(2_000.0));
+        assert_eq!(ReadReport::from(Reads::default()).bytes_per_s, None);
     }
 }

@@ -1,14 +1,17 @@
 //! Reads from shards. Owns the open files, what is done about short, interrupted and failing reads,
-//! the watch for files that change, and the count of bytes; knows nothing of what the bytes mean.
+//! the watch for files that change, and the count of bytes by what they are read for; knows nothing of
+//! what the bytes mean.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use tierkeep_plans::catalogue::Shard;
 use tierkeep_plans::plan::IoMode;
 
+use crate::counters::{ReadCounts, Reads};
 use crate::disk::{Access, Disk, ShardFile, Stamp, SystemDisk, is_out_of_handles};
 
 /// How often a place that the disk fails to give back is asked for again: a device that recovers does
@@ -110,14 +113,42 @@ pub(crate) struct ShardFiles {
     counter: ReadCounter,
 }
 
+/// What a read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadFor {
+    /// Weights that every token touches: once while loading, or for each batch where they are streamed.
+    Dense,
+    /// The row of a token in an embedding that stays on disk.
+    Embedding,
+    /// A routed expert.
+    Expert,
+}
+
+/// Reads of one kind.
+#[derive(Debug, Default)]
+struct KindCounts {
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl KindCounts {
+    fn now(&self) -> Reads {
+        Reads {
+            bytes: self.bytes.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            time: Duration::from_nanos(self.nanos.load(Relaxed)),
+        }
+    }
+}
+
 /// A view of how much has been read, which can be kept while the engine works.
 #[derive(Clone, Debug, Default)]
 pub struct ReadCounter(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    bytes: AtomicU64,
-    reads: AtomicU64,
+    kinds: [KindCounts; 3],
     retries: AtomicU64,
 }
 
@@ -125,13 +156,24 @@ impl ReadCounter {
     /// Bytes read from shards since they were opened: those that were asked for.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.bytes.load(Relaxed)
+        self.now().all().bytes
     }
 
     /// Number of reads.
     #[must_use]
     pub fn reads(&self) -> u64 {
-        self.0.reads.load(Relaxed)
+        self.now().all().reads
+    }
+
+    /// Everything that has been read since the shards were opened, by what it was read for.
+    #[must_use]
+    pub fn now(&self) -> ReadCounts {
+        let of = |what: ReadFor| self.0.kinds[what as usize].now();
+        ReadCounts {
+            dense: of(ReadFor::Dense),
+            embedding: of(ReadFor::Embedding),
+            experts: of(ReadFor::Expert),
+        }
     }
 
     /// How often a place was asked for again because the disk had failed to give it back.
@@ -140,9 +182,11 @@ impl ReadCounter {
         self.0.retries.load(Relaxed)
     }
 
-    fn add(&self, bytes: u64) {
-        self.0.bytes.fetch_add(bytes, Relaxed);
-        self.0.reads.fetch_add(1, Relaxed);
+    fn add(&self, what: ReadFor, bytes: u64, time: Duration) {
+        let kind = &self.0.kinds[what as usize];
+        kind.bytes.fetch_add(bytes, Relaxed);
+        kind.reads.fetch_add(1, Relaxed);
+        kind.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 }
 
@@ -173,13 +217,21 @@ impl ShardFiles {
         Ok(Self { disk, files, mode, counter: ReadCounter::default() })
     }
 
-    /// Fills `into` from `offset` of a shard. `into` is a copy, so that the pages are dropped.
+    /// Fills `into` from `offset` of a shard, and counts it as read for `what`. `into` is a copy, so
+    /// that the pages are dropped.
     ///
     /// # Errors
     /// [`ReadError::Read`] with file, offset, wanted and got; [`ReadError::Overwritten`].
-    pub(crate) fn read(&self, shard: u32, offset: u64, into: &mut [u8]) -> Result<(), ReadError> {
+    pub(crate) fn read(
+        &self,
+        what: ReadFor,
+        shard: u32,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), ReadError> {
         let shard = self.shard(shard)?;
         let wanted = into.len();
+        let start_of_read = Instant::now();
         for (at, piece) in (0..).step_by(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
             let start = offset.saturating_add(at as u64);
             self.fill(shard, start, piece).map_err(|failure| {
@@ -188,7 +240,7 @@ impl ShardFiles {
             })?;
             shard.file.drop_pages(start, piece.len() as u64);
         }
-        self.done(shard, offset, wanted)
+        self.done(shard, (what, start_of_read.elapsed()), offset, wanted)
     }
 
     /// Fills `into` with a piece of an expert, from `offset` of a shard, as the plan's I/O mode says.
@@ -203,13 +255,15 @@ impl ShardFiles {
     ) -> Result<(), ReadError> {
         let shard = self.shard(shard)?;
         let wanted = into.len();
+        let start = Instant::now();
         self.fill(shard, offset, into)
             .map_err(|failure| failure.error(shard, offset, wanted, failure.got))?;
+        let time = start.elapsed();
         match self.mode {
             IoMode::Dropped => shard.file.drop_pages(offset, wanted as u64),
             IoMode::Buffered => {}
         }
-        self.done(shard, offset, wanted)
+        self.done(shard, (ReadFor::Expert, time), offset, wanted)
     }
 
     fn shard(&self, shard: u32) -> Result<&OpenShard, ReadError> {
@@ -232,7 +286,13 @@ impl ShardFiles {
 
     /// Counts a read whose bytes have come, unless the file was written to meanwhile: then they may be
     /// of two files, and are no one's.
-    fn done(&self, shard: &OpenShard, offset: u64, wanted: usize) -> Result<(), ReadError> {
+    fn done(
+        &self,
+        shard: &OpenShard,
+        (what, time): (ReadFor, Duration),
+        offset: u64,
+        wanted: usize,
+    ) -> Result<(), ReadError> {
         let now = shard.file.stamp().map_err(|error| {
             Failure { got: 0, why: Why::Disk(error) }.error(shard, offset, wanted, 0)
         })?;
@@ -240,7 +300,7 @@ impl ShardFiles {
             let stamps = Box::new([shard.stamp, now]);
             return Err(ReadError::Overwritten { path: shard.path.clone(), stamps });
         }
-        self.counter.add(wanted as u64);
+        self.counter.add(what, wanted as u64, time);
         Ok(())
     }
 
@@ -268,8 +328,12 @@ pub(crate) fn read_range(path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>
     let bytes_found = std::fs::metadata(path).map_err(open)?.len();
     let shard = Shard { path: path.to_owned(), bytes: bytes_found };
     let mut into = vec![0; bytes as usize];
-    ShardFiles::open(Arc::new(SystemDisk), &[shard], IoMode::Dropped)?
-        .read(0, offset, &mut into)?;
+    ShardFiles::open(Arc::new(SystemDisk), &[shard], IoMode::Dropped)?.read(
+        ReadFor::Dense,
+        0,
+        offset,
+        &mut into,
+    )?;
     Ok(into)
 }
 
@@ -393,15 +457,17 @@ mod tests {
         let open = || ShardFiles::open(Arc::new(SystemDisk), &shards, IoMode::Dropped);
         let files = open().unwrap();
         let mut into = [0; 16];
-        files.read(0, 48, &mut into).unwrap();
+        files.read(ReadFor::Embedding, 0, 48, &mut into).unwrap();
         assert_eq!((into, files.counter().bytes(), files.counter().reads()), ([7; 16], 16, 1));
-        let error = files.read(0, 56, &mut into).unwrap_err().to_string();
+        let counts = files.counter().now();
+        assert_eq!((counts.embedding.bytes, counts.dense.reads), (16, 0));
+        let error = files.read(ReadFor::Dense, 0, 56, &mut into).unwrap_err().to_string();
         assert!(error.contains("read of 16 bytes at offset 56 got 8: the file ended"), "{error}");
         assert!(error.contains("the rest of the model need not be downloaded again"), "{error}");
-        assert!(files.read(9, 0, &mut into).is_err());
+        assert!(files.read(ReadFor::Dense, 9, 0, &mut into).is_err());
         std::fs::write(&path, [7; 60]).unwrap();
         assert!(matches!(open(), Err(ReadError::Changed { expected: 64, found: 60, .. })));
-        let error = files.read(0, 0, &mut into).unwrap_err();
+        let error = files.read(ReadFor::Dense, 0, 0, &mut into).unwrap_err();
         assert!(matches!(error, ReadError::Overwritten { .. }));
         assert!(error.to_string().contains("it was 64 bytes long, it is 60"), "{error}");
         assert_eq!(files.replaced(), Vec::<PathBuf>::new());

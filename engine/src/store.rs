@@ -296,6 +296,14 @@ impl Store {
         }
     }
 
+    /// Slots that hold no expert yet, with their bytes.
+    pub(crate) fn empty_slots(&self) -> (u64, u64) {
+        self.layers.iter().fold((0, 0), |(slots, bytes), layer| {
+            let empty = layer.expert_of.iter().filter(|&&expert| expert == NONE).count() as u64;
+            (slots + empty, bytes + empty * layer.slot_bytes as u64)
+        })
+    }
+
     /// Ends what a failed step left behind: leases and wishes. Residents stay.
     pub(crate) fn recover(&mut self) {
         self.flight_leases.fill(false);

@@ -6,6 +6,7 @@
 //! `cases` with text, prompt and greedy continuation; its positions are those of the continuation.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -219,12 +220,15 @@ struct Watcher<'a> {
 }
 
 impl Observer for Watcher<'_> {
-    fn layer(&mut self, layer: usize, first: usize, states: &[f32]) {
-        let Some(difference) = self.layer_differences.get_mut(layer) else { return };
+    fn layer(&mut self, layer: usize, first: usize, states: &[f32]) -> ControlFlow<()> {
+        let Some(difference) = self.layer_differences.get_mut(layer) else {
+            return ControlFlow::Continue(());
+        };
         let start = first * self.hidden_size;
         if let Some(expected) = self.case.layers[layer].get(start..start + states.len()) {
             *difference = difference.max(largest_difference(states, expected));
         }
+        ControlFlow::Continue(())
     }
 
     fn wants_all_logits(&self) -> bool {

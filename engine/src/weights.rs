@@ -15,7 +15,7 @@ use tierkeep_plans::units::round_up;
 
 use crate::error::EngineError;
 use crate::memory::{Account, Buffer};
-use crate::shard_io::ShardFiles;
+use crate::shard_io::{ReadFor, ShardFiles};
 
 /// The kernels' name for a stored type.
 pub(crate) fn element_of(stored: StoredType) -> Result<ElementType, EngineError> {
@@ -192,11 +192,16 @@ impl Weights {
                     row.bytes_mut().split_at_mut(round_up(row_bytes as u64, TENSOR_ALIGN) as usize);
                 let weights = &mut weights[..row_bytes];
                 let at = table.weight.offset + u64::from(token) * row_bytes as u64;
-                files.read(table.weight.shard, at, weights)?;
+                files.read(ReadFor::Embedding, table.weight.shard, at, weights)?;
                 let mut scale: &[u8] = &[];
                 if let Some(span) = table.scales {
                     let into = &mut scales[..4];
-                    files.read(span.shard, span.offset + u64::from(token) * 4, into)?;
+                    files.read(
+                        ReadFor::Embedding,
+                        span.shard,
+                        span.offset + u64::from(token) * 4,
+                        into,
+                    )?;
                     scale = into;
                 }
                 let element = element_of(table.stored)?;
@@ -360,7 +365,7 @@ impl<'a> Loader<'a> {
         progress(0, total);
         for (buffer, start, span) in self.reads {
             let into = &mut buffers[buffer].bytes_mut()[start..start + span.bytes as usize];
-            files.read(span.shard, span.offset, into)?;
+            files.read(ReadFor::Dense, span.shard, span.offset, into)?;
             done += span.bytes;
             progress(done, total);
         }

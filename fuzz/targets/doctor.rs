@@ -21,6 +21,8 @@ pub(crate) fn meminfo(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let _ = parse::parse_meminfo(&text);
     let _ = parse::parse_process_status(&text);
+    let _ = parse::parse_thread_count(&text);
+    assert!(parse::parse_smaps(&text).len() <= text.lines().count());
     let _ = parse::parse_process_io(&text);
     let _ = parse::parse_cpus_allowed_list(&text);
 }

@@ -23,4 +23,4 @@ pub mod stale;
 pub mod units;
 pub mod usage;
 pub mod what_if;
-mod whole_file;
+pub mod whole_file;

@@ -1,6 +1,7 @@
 //! Arguments of `run`.
 
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -45,6 +46,12 @@ pub(crate) struct RunArgs {
     /// Generate on after stop tokens.
     #[arg(long)]
     pub(crate) ignore_stop: bool,
+    /// Show hits of every layer at the end.
+    #[arg(long)]
+    pub(crate) layers: bool,
+    /// Write the report as JSON to this file too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
     /// Read facts only; speeds are then assumed and said to be.
     #[arg(long)]
     pub(crate) no_measure: bool,

@@ -1,22 +1,37 @@
-//! This process's own memory at the end of a run, as the system counts it.
+//! This process's own memory around a run, as the system counts it.
+
+use std::path::PathBuf;
 
 use serde::Serialize;
 use tierkeep_doctor::{Fact, Probe, process};
+use tierkeep_engine::report::MemorySeen;
+use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::units::Bytes;
 
-/// Three views of how much was held.
+/// What was held, from several sides.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Memory {
-    /// Anonymous and shared pages now: what the plan's footprint is compared with.
+    /// Resident of any kind before anything of the model was loaded.
+    pub(crate) before_loading_bytes: Fact<u64>,
+    /// Anonymous and shared pages and mapped pages of the model now: what the plan's footprint is
+    /// compared with.
     pub(crate) footprint_bytes: Fact<u64>,
+    /// Mapped pages of the model, which are part of the footprint.
+    pub(crate) mapped_bytes: Fact<u64>,
     /// Largest resident set so far, pages of the binary included (VmHWM).
     pub(crate) peak_rss_bytes: Fact<u64>,
     /// Peak of the control group that this process is in, everything in it included.
     pub(crate) group_peak_bytes: Fact<u64>,
 }
 
+/// What is resident now, of any kind.
+pub(crate) fn resident() -> Fact<u64> {
+    process::memory().map(|m| m.rss_anon_bytes + m.rss_shmem_bytes + m.rss_file_bytes)
+}
+
 impl Memory {
-    pub(crate) fn now() -> Self {
+    /// Looks at this process at the end of a run of `model`.
+    pub(crate) fn now(model: &Catalogue, before_loading_bytes: Fact<u64>) -> Self {
         let memory = process::memory();
         // The peak of a group without a limit is that of everything else on the machine.
         let limit = Probe::new().measure(false).run(&mut |_| {}).memory.limit;
@@ -24,15 +39,31 @@ impl Memory {
             Some(None) => Fact::unknown("no control group of this process has a limit"),
             _ => process::cgroup_peak(),
         };
+        let files: Vec<PathBuf> = model.shards.iter().map(|shard| shard.path.clone()).collect();
+        let mapped_bytes = process::mapped_bytes(&files);
+        let footprint_bytes = match mapped_bytes.value() {
+            Some(mapped) => memory.clone().map(|m| m.rss_anon_bytes + m.rss_shmem_bytes + mapped),
+            None => Fact::unknown(format!(
+                "which pages of the model are mapped is unknown: {}",
+                mapped_bytes.detail()
+            )),
+        };
         Self {
-            footprint_bytes: memory.clone().map(|m| m.rss_anon_bytes + m.rss_shmem_bytes),
+            before_loading_bytes,
+            footprint_bytes,
+            mapped_bytes,
             peak_rss_bytes: memory.map(|m| m.peak_rss_bytes),
             group_peak_bytes,
         }
     }
 
-    /// Whether the peak is over a budget; `false` where it is unknown.
-    pub(crate) fn is_over(&self, budget: Bytes) -> bool {
-        self.peak_rss_bytes.value().is_some_and(|&peak| peak > budget.0)
+    /// The same without its sources, for the report.
+    pub(crate) fn seen(&self) -> MemorySeen {
+        let known = |fact: &Fact<u64>| fact.value().copied().map(Bytes);
+        MemorySeen {
+            before_loading: known(&self.before_loading_bytes),
+            footprint: known(&self.footprint_bytes),
+            peak: known(&self.peak_rss_bytes),
+        }
     }
 }

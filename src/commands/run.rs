@@ -7,14 +7,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use tierkeep_engine::generate::{Ended, Event, generate};
-use tierkeep_engine::report::{ReadMarks, RunReport};
+use tierkeep_engine::Phase;
+use tierkeep_engine::generate::{Ended, Event, Generation, Mark, generate};
+use tierkeep_engine::report::{Loaded, RunReport};
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::Plan;
 use tierkeep_plans::usage::{self, Interval};
+use tierkeep_plans::whole_file;
 
-use super::memory::Memory;
+use super::memory::{self, Memory};
 use super::saving::{self, Saving};
 use super::{Context, model, shared};
 use crate::args::RunArgs;
@@ -77,15 +79,18 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         stream: !context.json,
     };
     let finished = execute(&job, context)?;
+    let json = || render::run_json(&finished.report, &finished.memory, finished.text.as_deref());
+    if let Some(path) = &args.report {
+        let text = format!("{}\n", serde_json::to_string_pretty(&json())?);
+        whole_file::write(path, &text)
+            .with_context(|| format!("the report was not written to {}", path.display()))?;
+    }
     if context.json {
-        render::json(&render::run_json(
-            &finished.report,
-            &finished.memory,
-            finished.text.as_deref(),
-        ))?;
+        render::json(&json())?;
     } else {
         let style = render::error_style();
-        let report = render::run_report(&finished.report, &finished.memory, style);
+        let (report, memory) = (&finished.report, &finished.memory);
+        let report = render::run_report(report, memory, args.layers, style);
         render::note(&format!("\n{}", report.trim_end()));
         if let (Some(path), true) = (&usage, finished.is_saved) {
             render::note(&format!("usage history: {}", path.display()));
@@ -166,11 +171,11 @@ fn prompt(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
 
 /// Loads, generates, saves the history, reports.
 pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
+    let before_loading = memory::resident();
     let start = Instant::now();
     let mut engine = shared::load(job.plan, job.model)?;
     let _heeding = context.heeding();
-    let load = start.elapsed();
-    let mut marks = ReadMarks { loaded: engine.read_counter().bytes(), prefilled: 0 };
+    let loaded = Loaded { time: start.elapsed(), mark: Mark::of(&engine) };
     let mut saving = Saving::new(shared::session(job.model), job.usage, job.saves);
     let spec = &job.model.spec;
     let stop_tokens: &[u32] = if job.ignore_stop { &[] } else { &spec.stop_tokens };
@@ -184,19 +189,15 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
             return Err(error);
         }
     };
-    marks.prefilled = generation.1;
-    let report = RunReport::new(&engine, job.plan, &generation.0, marks, load);
+    let memory = Memory::now(job.model, before_loading);
+    let report = RunReport::new(&engine, job.plan, &generation, &loaded, memory.seen());
     let saved = saving.finish(Some(report.record(job.plan)));
-    let memory = Memory::now();
-    let warnings = render::run_warnings(&report, &memory);
-    warnings.iter().for_each(|warning| render::warning(warning));
-    let has_warnings = !warnings.is_empty() || saved == saving::Outcome::Failed;
+    report.warnings.iter().for_each(|warning| render::warning(&warning.to_string()));
+    let has_warnings = !report.warnings.is_empty() || saved == saving::Outcome::Failed;
     Ok(Finished { report, memory, text, has_warnings, is_saved: saved == saving::Outcome::Done })
 }
 
-type Generated = ((tierkeep_engine::generate::Generation, u64), Option<String>);
-
-/// The generation with its bar and its stream of text; returns bytes read when the prompt was done.
+/// The generation with its bar and its stream of text.
 fn step_through(
     job: &Job<'_>,
     context: &Context,
@@ -204,25 +205,17 @@ fn step_through(
     saving: &mut Saving<'_>,
     stop_tokens: &[u32],
     mut answer: Answer<'_>,
-) -> Result<Generated> {
-    let bar = Bar::count("reading the prompt");
+) -> Result<(Generation, Option<String>)> {
+    let mut progress = Progress::new(job.prompt.len(), job.stream);
     let mut failure = None;
-    let mut prefilled = None;
-    let files = engine.read_counter();
     let generation =
         generate(engine, job.prompt, job.max_tokens, stop_tokens, Some(saving), &mut |event| {
-            match event {
-                Event::Prefill { done, total } => bar.set(done as u64, total as u64),
-                Event::Token(token) => {
-                    if prefilled.is_none() {
-                        prefilled = Some(files.bytes());
-                        bar.clear();
-                    }
-                    if let Err(error) = answer.push(token) {
-                        failure = Some(error);
-                        return ControlFlow::Break(());
-                    }
-                }
+            progress.tell(event);
+            if let Event::Token(token) = event
+                && let Err(error) = answer.push(token)
+            {
+                failure = Some(error);
+                return ControlFlow::Break(());
             }
             if context.interrupted.load(Ordering::SeqCst) {
                 return ControlFlow::Break(());
@@ -233,5 +226,58 @@ fn step_through(
         return Err(error);
     }
     let text = answer.finish()?;
-    Ok(((generation, prefilled.unwrap_or_else(|| files.bytes())), text))
+    Ok((generation, text))
+}
+
+/// Where a run is, on a terminal: the layer of a batch of the prompt, for a batch of a large model
+/// takes minutes; then the token, where the answer is not shown on the same terminal.
+struct Progress {
+    bar: Bar,
+    n_prompt: usize,
+    n_run: usize,
+    n_tokens: u64,
+    since: Instant,
+    is_streamed: bool,
+}
+
+impl Progress {
+    fn new(n_prompt: usize, is_streamed: bool) -> Self {
+        let bar = Bar::count("reading the prompt");
+        let since = Instant::now();
+        Self { bar, n_prompt, n_run: 0, n_tokens: 0, since, is_streamed }
+    }
+
+    fn tell(&mut self, event: Event) {
+        match event {
+            Event::Layer { phase: Phase::Prefill, layer, n_layers } => {
+                self.bar.message(&format!(
+                    "reading the prompt, {} of {} tokens done, layer",
+                    self.n_run, self.n_prompt
+                ));
+                self.bar.set(layer as u64 + 1, n_layers as u64);
+            }
+            Event::Layer { phase: Phase::Decode, layer, n_layers } => {
+                if !self.is_streamed {
+                    self.bar.set(layer as u64 + 1, n_layers as u64);
+                }
+            }
+            Event::Prefill { done, .. } => self.n_run = done,
+            Event::Token(_) => self.token(),
+        }
+    }
+
+    fn token(&mut self) {
+        if self.is_streamed {
+            // What is written to standard error would stand in the answer.
+            if self.n_tokens == 0 {
+                self.bar.clear();
+            }
+        } else {
+            self.bar.message(&render::progress_of_tokens(self.n_tokens, self.since.elapsed()));
+        }
+        if self.n_tokens == 0 {
+            self.since = Instant::now();
+        }
+        self.n_tokens += 1;
+    }
 }

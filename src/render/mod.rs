@@ -47,7 +47,7 @@ pub(crate) use inspection::inspection;
 pub(crate) use plan::{
     Misfit, PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json,
 };
-pub(crate) use run::{run_json, run_report, run_warnings};
+pub(crate) use run::{progress_of_tokens, run_json, run_report};
 pub(crate) use style::Style;
 use style::Tone;
 pub(crate) use verification::{Verified, verification};

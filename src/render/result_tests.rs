@@ -12,7 +12,10 @@ use tierkeep_doctor::{
 use tierkeep_engine::AccessCounts;
 use tierkeep_engine::convert::{ClassReport, ConvertReport, TensorClass};
 use tierkeep_engine::generate::Ended;
-use tierkeep_engine::report::{LineReport, PhaseReport, RunReport};
+use tierkeep_engine::report::{
+    Comparison, ExpertsReport, Figure, FootprintReport, LayerReport, LineReport, LoadReport,
+    PhaseReport, ReadReport, ReadsReport, RunReport, TrafficReport, Verdict, Warning,
+};
 use tierkeep_engine::verify::{CaseReport, OracleCase};
 use tierkeep_plans::budget::Line;
 use tierkeep_plans::catalogue::StopTokens;
@@ -24,7 +27,7 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 use super::testing::{machine, nano, snapshot, workstation};
 use super::{
     DoctorReport, Verified, causes, conversion, demo_close, demo_machine, demo_run, demo_title,
-    dry_run, error_text, plan_in_brief, run_report, run_warnings, verification, warning_text,
+    dry_run, error_text, plan_in_brief, run_report, verification, warning_text,
 };
 use crate::commands::demo::DemoRun;
 use crate::commands::memory::Memory;
@@ -165,51 +168,128 @@ fn a_model_that_is_damaged() {
     snapshot("doctor-damaged", |style| report(path, &facts, &checks).text(style));
 }
 
+fn read(bytes: u64, size: u64, bytes_per_s: f64) -> ReadReport {
+    ReadReport {
+        bytes: Bytes(bytes),
+        reads: bytes / size,
+        seconds: bytes as f64 / bytes_per_s,
+        bytes_per_s: (bytes > 0).then_some(bytes_per_s),
+    }
+}
+
 fn phase(tokens: usize, seconds: f64, counts: [u64; 3], read_bytes: u64) -> PhaseReport {
     let [pinned_hits, cache_hits, misses] = counts;
     let accesses = AccessCounts { pinned_hits, cache_hits, misses };
+    let experts = read(read_bytes, 18_900_000, 2.25e9);
     PhaseReport {
         tokens,
         seconds,
         tokens_per_s: (tokens > 0).then(|| tokens as f64 / seconds),
         accesses,
         hit_rate: accesses.hit_rate(),
-        read_bytes: Bytes(read_bytes),
+        read: ReadsReport { total: experts, experts, ..ReadsReport::default() },
     }
 }
 
+fn layer(layer: usize, misses: u64) -> LayerReport {
+    let decode = AccessCounts { pinned_hits: 32, cache_hits: 480 - misses, misses };
+    LayerReport {
+        layer,
+        experts: 256,
+        slots: 24,
+        pinned: 2,
+        prefill: AccessCounts::default(),
+        decode,
+        decode_hit_rate: decode.hit_rate(),
+        distinct: 190,
+        distinct_in_decode: 120,
+    }
+}
+
+fn compared(figure: Figure, predicted: [f64; 3], actual: f64, verdict: Verdict) -> Comparison {
+    let [p10, p50, p90] = predicted;
+    Comparison { figure, predicted: Range { p10, p50, p90 }, actual: Some(actual), verdict }
+}
+
+/// A large model in 20 GB.
 fn ran() -> (RunReport, Memory) {
-    let range = |p10, p50, p90| Range { p10, p50, p90 };
-    let line = |line, planned, bound| LineReport {
+    let line = |line, planned, actual: Option<u64>, source: &str| LineReport {
         line,
         planned_bytes: Bytes(planned),
-        bound_bytes: Some(Bytes(bound)),
+        actual_bytes: actual.map(Bytes),
+        source: source.to_owned(),
     };
+    let bound = |l, bytes| line(l, bytes, Some(bytes), "bound, counted at allocation");
+    let loading = read(11_000_000_000, 40_000_000, 2.1e9);
+    let fine = Verdict::AsPredicted;
     let report = RunReport {
-        schema_version: 1,
+        schema_version: 2,
         tokens: vec![7; 65],
         ended: Ended::Length,
-        load_read_bytes: Bytes(11_000_000_000),
-        load_seconds: 5.25,
+        load: LoadReport {
+            seconds: 5.25,
+            read: ReadsReport { total: loading, dense: loading, ..ReadsReport::default() },
+        },
         prefill: phase(128, 3.2, [120, 8_000, 11_280], 213_000_000_000),
         decode: phase(64, 40.0, [1_200, 20_000, 17_200], 325_000_000_000),
+        first_token_seconds: Some(3.21),
         decode_ms_p50: Some(612.5),
         decode_ms_p95: Some(845.25),
-        decode_by_layer: Vec::new(),
+        experts: ExpertsReport {
+            total: 19_200,
+            slots: 1_800,
+            pinned: 150,
+            distinct: 9_120,
+            distinct_in_decode: 6_010,
+            cold_misses_in_decode: 12,
+            empty_slots: 3,
+        },
+        layers: vec![layer(3, 400), layer(4, 220), layer(5, 31)],
+        traffic: TrafficReport {
+            touched_bytes_per_token: Bytes(16_400_000_000),
+            touched_bytes_per_s: Some(26.24e9),
+            memory_bytes_per_s: Some(40e9),
+            memory_source: "measured: median sum over 1 GiB".to_owned(),
+            share: Some(0.656),
+            disk_bytes_per_s: Some(2.5e9),
+            disk_source: "measured: past the page cache".to_owned(),
+        },
+        context: 4096,
         budget_bytes: Bytes(20_000_000_000),
-        planned_footprint_bytes: Bytes(19_980_000_000),
+        footprint: FootprintReport::new(
+            Bytes(17_480_000_000),
+            Some(Bytes(17_460_000_000)),
+            Bytes(600_000_000),
+        ),
         ledger: vec![
-            line(Line::DenseWeights, 10_960_000_000, 10_960_000_000),
-            line(Line::KvCache, 700_000_000, 700_000_000),
+            line(
+                Line::Runtime,
+                300_000_000,
+                Some(280_000_000),
+                "resident before loading, or the peak less what is bound where that is more",
+            ),
+            bound(Line::DenseWeights, 10_960_000_000),
+            bound(Line::KvCache, 700_000_000),
+            bound(Line::IndexerKeys, 0),
+            line(Line::PageCacheReserve, 2_500_000_000, None, "the kernel's"),
+            bound(Line::ExpertCache, 5_500_000_000),
         ],
-        predicted_tokens_per_s: range(1.41, 1.62, 1.83),
-        predicted_hit_rate: range(0.48, 0.55, 0.61),
         read_retries: 0,
         replaced_shards: Vec::new(),
+        comparisons: vec![
+            compared(Figure::DecodeTokensPerS, [1.41, 1.62, 1.83], 1.6, fine),
+            compared(Figure::HitRate, [0.48, 0.55, 0.61], 0.552, fine),
+            compared(Figure::ReadBytesPerToken, [4.4e9, 5.1e9, 5.9e9], 5.078e9, fine),
+            compared(Figure::StreamedBytesPerToken, [0.0; 3], 0.0, fine),
+        ],
+        not_judged: None,
+        warnings: Vec::new(),
     };
     let memory = Memory {
-        footprint_bytes: Fact::read(19_950_000_000, ""),
-        peak_rss_bytes: Fact::read(19_970_000_000, ""),
+        before_loading_bytes: Fact::read(280_000_000, ""),
+        footprint_bytes: Fact::read(17_460_000_000, ""),
+        mapped_bytes: Fact::read(0, ""),
+        peak_rss_bytes: Fact::read(17_490_000_000, ""),
         group_peak_bytes: Fact::unknown("no control group of this process has a limit"),
     };
     (report, memory)
@@ -218,28 +298,48 @@ fn ran() -> (RunReport, Memory) {
 #[test]
 fn a_run() {
     let (good, memory) = ran();
-    assert_eq!(run_warnings(&good, &memory), Vec::<String>::new());
-    snapshot("run", |style| run_report(&good, &memory, style));
-    let (mut bad, mut memory) = ran();
-    bad.decode = phase(0, 0.0, [0; 3], 0);
-    bad.prefill = phase(1, 1.0, [0, 0, 12], 9_000_000);
-    (bad.decode_ms_p50, bad.decode_ms_p95) = (None, None);
+    snapshot("run", |style| run_report(&good, &memory, true, style));
+}
+
+#[test]
+fn a_run_of_one_token() {
+    let (mut report, mut memory) = ran();
+    report.decode = phase(0, 0.0, [0; 3], 0);
+    report.prefill = phase(1, 1.0, [0, 0, 12], 9_000_000);
+    (report.decode_ms_p50, report.decode_ms_p95) = (None, None);
+    report.ended = Ended::ContextFull;
+    report.layers.iter_mut().for_each(|layer| layer.decode_hit_rate = None);
+    for comparison in &mut report.comparisons {
+        (comparison.actual, comparison.verdict) = (None, Verdict::Unknown);
+    }
+    report.not_judged = Some("too short to judge: 0 decode steps, fewer than 16".to_owned());
+    report.traffic.touched_bytes_per_s = None;
+    report.footprint = FootprintReport::new(Bytes(17_480_000_000), None, Bytes(0));
     memory.footprint_bytes = Fact::unknown("/proc/self/status cannot be read");
     memory.group_peak_bytes = Fact::read(20_100_000_000, "");
-    snapshot("run-of-one-token", |style| run_report(&bad, &memory, style));
+    snapshot("run-of-one-token", |style| run_report(&report, &memory, false, style));
 }
 
 #[test]
 fn a_run_that_was_not_as_planned() {
-    let (mut report, mut memory) = ran();
-    report.decode.tokens_per_s = Some(0.8);
-    report.ledger[1].bound_bytes = Some(Bytes(700_000_001));
-    memory.peak_rss_bytes = Fact::read(20_100_000_000, "");
-    report.read_retries = 2;
-    report.replaced_shards = vec!["/models/m/model-00003-of-00078.safetensors".into()];
-    let warnings = run_warnings(&report, &memory);
-    assert_eq!(warnings.len(), 5, "{warnings:?}");
-    snapshot("run-warnings", |style| warnings.iter().map(|w| warning_text(w, style)).collect());
+    let (mut report, memory) = ran();
+    report.ended = Ended::Interrupted;
+    report.comparisons[0] =
+        compared(Figure::DecodeTokensPerS, [1.41, 1.62, 1.83], 0.8, Verdict::Below);
+    report.comparisons[1] = compared(Figure::HitRate, [0.48, 0.55, 0.61], 0.71, Verdict::Above);
+    report.footprint =
+        FootprintReport::new(Bytes(17_480_000_000), Some(Bytes(19_900_000_000)), Bytes(0));
+    (report.traffic.memory_bytes_per_s, report.traffic.share) = (None, None);
+    report.traffic.memory_source = "not measured: --no-measure".to_owned();
+    let warning = Warning {
+        id: "speed.decode".to_owned(),
+        finding: "0.800 tokens/s is outside the predicted 1.410 to 1.830".to_owned(),
+        meaning: "reads of experts came at 500.0 MB/s, the plan reckons with 2.5 GB/s".to_owned(),
+        remedy: "see whether something else uses the disk, and plan again".to_owned(),
+    };
+    snapshot("run-warnings", |style| {
+        run_report(&report, &memory, false, style) + &warning_text(&warning.to_string(), style)
+    });
 }
 
 #[test]

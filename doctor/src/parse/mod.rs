@@ -11,6 +11,7 @@ mod memory;
 mod memory_pools;
 mod mount;
 mod pcie;
+mod smaps;
 mod trial;
 
 pub use cgroup::{
@@ -31,6 +32,7 @@ pub use memory_pools::{
 };
 pub use mount::{Mount, parse_mountinfo};
 pub use pcie::{link_bytes_per_s, parse_link_generation, parse_link_width};
+pub use smaps::{MappedFile, parse_smaps, parse_thread_count};
 pub use trial::{TrialReport, parse_trial};
 
 use thiserror::Error;
