@@ -328,9 +328,11 @@ fn layers(layers: &[LayerReport], style: Style) -> String {
 /// What stands before the bar of a token that is being generated, after `done` others.
 pub(crate) fn progress_of_tokens(done: u64, since_first: Duration) -> String {
     let time = since_first.as_secs_f64();
-    let speed = (done > 0 && time > 0.0)
-        .then(|| format!(", {} tokens/s", speed(done as f64 / time)))
-        .unwrap_or_default();
+    let speed = if done > 0 && time > 0.0 {
+        format!(", {} tokens/s", speed(done as f64 / time))
+    } else {
+        String::new()
+    };
     format!("token {}{speed}, layer", done + 1)
 }
 
