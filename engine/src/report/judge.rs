@@ -289,7 +289,10 @@ impl RunReport {
         if self.read_retries > 0 {
             warnings.push(Warning {
                 id: "disk.retries".to_owned(),
-                finding: format!("reads of the model failed {} time(s)", self.read_retries),
+                finding: format!(
+                    "reads of the model failed {}",
+                    counted(self.read_retries, "time")
+                ),
                 meaning: "the disk gave the bytes when it was asked again".to_owned(),
                 remedy: "look at its health".to_owned(),
             });
