@@ -148,6 +148,7 @@ fn catalogue(error: &CatalogueError) -> Class {
         CatalogueError::TensorTwice { .. } => verdict("model.tensor_twice"),
         CatalogueError::MissingTensor { .. } => verdict("model.missing_tensor"),
         CatalogueError::WrongShape { .. } => verdict("model.wrong_shape"),
+        CatalogueError::Packing { .. } => verdict("model.packing"),
         CatalogueError::UnknownContainer { .. } => verdict("model.unknown_container"),
         CatalogueError::UnsupportedType { .. } => verdict("model.unsupported_type"),
     }

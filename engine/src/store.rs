@@ -262,10 +262,16 @@ impl Store {
             Projection::Gate | Projection::Up => (self.expert_ff_size, self.hidden_size),
             Projection::Down => (self.hidden_size, self.expert_ff_size),
         };
-        let PlacedMatrix { stored, weight_offset, scales_offset, .. } = *layout.matrix(projection);
+        let PlacedMatrix { stored, weight_offset, scales_offset, bytes } =
+            *layout.matrix(projection);
         let part = |offset: u64, bytes: usize| &slab[offset as usize..offset as usize + bytes];
-        let data = part(weight_offset, stored.row_bytes(cols as u64) as usize * rows);
-        let scales = if stored.has_row_scales() { part(scales_offset, rows * 4) } else { &[] };
+        let weight_bytes = stored.row_bytes(cols as u64) as usize * rows;
+        let data = part(weight_offset, weight_bytes);
+        // What is not weights is scales.
+        let scales = match bytes as usize - weight_bytes {
+            0 => &[],
+            bytes => part(scales_offset, bytes),
+        };
         Ok(Matrix::new(element_of(stored)?, rows, cols, data, scales)?)
     }
 

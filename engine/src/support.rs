@@ -149,11 +149,7 @@ fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
 /// with where it is found.
 fn stored_type(model: &Catalogue, n_layers: usize) -> Option<String> {
     let runs = |stored: StoredType| match stored {
-        StoredType::F32
-        | StoredType::F16
-        | StoredType::Bf16
-        | StoredType::Int8
-        | StoredType::Int4 => true,
+        StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::Packed(_) => true,
         StoredType::Fp8 | StoredType::MxFp4 => false,
     };
     for expert in (0..n_layers).flat_map(|layer| model.layer_experts(layer)) {

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use tierkeep_kernels::{ElementType, Kernels, Matrix};
 use tierkeep_plans::budget::{EmbeddingResidency, Line, resident_tensors};
 use tierkeep_plans::catalogue::{
-    Catalogue, LayerTensor, Projection, Role, Span, StoredType, TENSOR_ALIGN, Tensor,
+    Catalogue, Group, LayerTensor, Packed, PackedBits, Projection, Role, ScaleType, Span,
+    StoredType, TENSOR_ALIGN, Tensor,
 };
 use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, QkNorm};
 use tierkeep_plans::units::round_up;
@@ -23,9 +24,30 @@ pub(crate) fn element_of(stored: StoredType) -> Result<ElementType, EngineError>
         StoredType::F32 => Ok(ElementType::F32),
         StoredType::F16 => Ok(ElementType::F16),
         StoredType::Bf16 => Ok(ElementType::Bf16),
-        StoredType::Int8 => Ok(ElementType::Int8),
-        StoredType::Int4 => Ok(ElementType::Int4),
+        StoredType::Packed(packed) => Ok(ElementType::Packed(packed_of(packed))),
         StoredType::Fp8 | StoredType::MxFp4 => Err(EngineError::NoKernel { stored: stored.name() }),
+    }
+}
+
+/// The kernels' name for packed integers.
+fn packed_of(packed: Packed) -> tierkeep_kernels::Packed {
+    use tierkeep_kernels as kernels;
+    kernels::Packed {
+        bits: match packed.bits {
+            PackedBits::Eight => kernels::PackedBits::Eight,
+            PackedBits::Four => kernels::PackedBits::Four,
+            PackedBits::Two => kernels::PackedBits::Two,
+        },
+        group: match packed.group {
+            Group::Row => kernels::Group::Row,
+            Group::Of128 => kernels::Group::Of128,
+            Group::Of64 => kernels::Group::Of64,
+            Group::Of32 => kernels::Group::Of32,
+        },
+        scale: match packed.scale {
+            ScaleType::F32 => kernels::ScaleType::F32,
+            ScaleType::F16 => kernels::ScaleType::F16,
+        },
     }
 }
 
@@ -195,13 +217,10 @@ impl Weights {
                 files.read(ReadFor::Embedding, table.weight.shard, at, weights)?;
                 let mut scale: &[u8] = &[];
                 if let Some(span) = table.scales {
-                    let into = &mut scales[..4];
-                    files.read(
-                        ReadFor::Embedding,
-                        span.shard,
-                        span.offset + u64::from(token) * 4,
-                        into,
-                    )?;
+                    let row_bytes = table.row_scale_bytes();
+                    let into = &mut scales[..row_bytes as usize];
+                    let at = span.offset + u64::from(token) * row_bytes;
+                    files.read(ReadFor::Embedding, span.shard, at, into)?;
                     scale = into;
                 }
                 let element = element_of(table.stored)?;

@@ -12,7 +12,7 @@ use tierkeep_engine::convert::{
     planned_bytes,
 };
 use tierkeep_plans::catalogue::header::{DType, read_header};
-use tierkeep_plans::catalogue::{Catalogue, CatalogueError, StoredType};
+use tierkeep_plans::catalogue::{Catalogue, CatalogueError, PackedBits, StoredType};
 use tierkeep_plans::units::Bytes;
 
 const CONFIG: &str = r#"{"model_type":"glm_moe_dsa","vocab_size":13,"hidden_size":9,
@@ -22,6 +22,9 @@ const CONFIG: &str = r#"{"model_type":"glm_moe_dsa","vocab_size":13,"hidden_size
     "intermediate_size":6,"n_routed_experts":3,"n_shared_experts":1,"num_experts_per_tok":2,
     "num_nextn_predict_layers":1,"rope_parameters":{"rope_theta":10000.0,"rope_type":"default"}}"#;
 const HIDDEN: usize = 9;
+const EIGHT: Bits = Bits::Packed(PackedBits::Eight);
+const FOUR: Bits = Bits::Packed(PackedBits::Four);
+const TWO: Bits = Bits::Packed(PackedBits::Two);
 const N_EXPERTS: usize = 3;
 
 /// A tensor of a source checkpoint, as the values that its stored bytes stand for.
@@ -265,7 +268,7 @@ fn bytes_equal_the_reference() {
         let tensors = glm_tensors(matrix_type);
         let source = model(&tensors);
         for (expert_bits, other_bits) in [(8, 8), (4, 8), (8, 4), (4, 4)] {
-            let bits = |n| if n == 4 { Bits::Four } else { Bits::Eight };
+            let bits = |n| if n == 4 { FOUR } else { EIGHT };
             let out = TempDir::new().unwrap();
             run(source.path(), out.path(), &options(bits(expert_bits), bits(other_bits))).unwrap();
             let written = read_tensors(out.path());
@@ -301,8 +304,7 @@ fn the_catalogue_reads_what_was_written() {
     // Files of a size that holds all, a few tensors, and not even one.
     for shard_bytes in [1 << 30, 5_000, 1] {
         let out = TempDir::new().unwrap();
-        let options =
-            ConvertOptions { shard_bytes: Bytes(shard_bytes), ..options(Bits::Four, Bits::Eight) };
+        let options = ConvertOptions { shard_bytes: Bytes(shard_bytes), ..options(FOUR, EIGHT) };
         let mut last = None;
         let report = convert(&before, out.path(), &options, &mut |p| last = Some(p)).unwrap();
         let after = Catalogue::open(out.path()).unwrap();
@@ -313,7 +315,7 @@ fn the_catalogue_reads_what_was_written() {
         for (index, expert) in after.experts.iter().enumerate() {
             assert_eq!(expert.extents().len(), 1);
             assert_eq!(expert.extents()[0].offset % 4096, 0);
-            let expected = if index < N_EXPERTS { StoredType::Int4 } else { StoredType::Int8 };
+            let expected = if index < N_EXPERTS { StoredType::INT4 } else { StoredType::INT8 };
             for matrix in [expert.gate, expert.up, expert.down] {
                 assert_eq!(matrix.stored, expected);
             }
@@ -346,7 +348,7 @@ fn the_report_accounts_for_every_byte() {
     let tensors = glm_tensors("BF16");
     let source = model(&tensors);
     let out = TempDir::new().unwrap();
-    let report = run(source.path(), out.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    let report = run(source.path(), out.path(), &options(FOUR, EIGHT)).unwrap();
     let bytes_in: usize = tensors.iter().map(|t| t.bytes.len()).sum();
     assert_eq!(report.bytes_in, Bytes(bytes_in as u64));
     let parts: Bytes = report.classes.iter().map(|c| c.bytes_out).sum();
@@ -375,7 +377,7 @@ fn the_report_accounts_for_every_byte() {
 fn metadata_say_what_each_class_is_stored_as() {
     let source = model(&glm_tensors("BF16"));
     let out = TempDir::new().unwrap();
-    let options = ConvertOptions { embedding_bits: Bits::Keep, ..options(Bits::Four, Bits::Eight) };
+    let options = ConvertOptions { embedding_bits: Bits::Keep, ..options(FOUR, EIGHT) };
     run(source.path(), out.path(), &options).unwrap();
     let header = read_header(&shards(out.path())[0]).unwrap();
     let metadata: Vec<_> = header.metadata.iter().map(|(k, v)| format!("{k}={v}")).collect();
@@ -402,7 +404,7 @@ fn the_same_model_gives_the_same_bytes() {
     let source = model(&glm_tensors("BF16"));
     let (a, b) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for out in [&a, &b] {
-        run(source.path(), out.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+        run(source.path(), out.path(), &options(FOUR, EIGHT)).unwrap();
     }
     let names = |directory: &Path| {
         let mut names: Vec<_> =
@@ -480,17 +482,17 @@ fn folders_that_hold_something_else_are_refused() {
 fn packed_sources_are_copied_or_refused() {
     let source = model(&glm_tensors("BF16"));
     let (packed, again) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    run(source.path(), packed.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    run(source.path(), packed.path(), &options(FOUR, EIGHT)).unwrap();
     let report = run(packed.path(), again.path(), &options(Bits::Keep, Bits::Keep)).unwrap();
     assert!(report.classes.iter().all(|c| c.worst_relative_error.is_none()));
     assert!(read_tensors(packed.path()) == read_tensors(again.path()));
     // The bits that are there already ask for no change.
     let same = TempDir::new().unwrap();
-    run(packed.path(), same.path(), &options(Bits::Four, Bits::Eight)).unwrap();
+    run(packed.path(), same.path(), &options(FOUR, EIGHT)).unwrap();
     assert!(read_tensors(packed.path()) == read_tensors(same.path()));
 
     let out = packed.path().join("out");
-    let error = run(packed.path(), &out, &options(Bits::Eight, Bits::Eight)).unwrap_err();
+    let error = run(packed.path(), &out, &options(EIGHT, EIGHT)).unwrap_err();
     assert!(
         error.to_string().starts_with(
             "model.layers.1.mlp.experts.0.gate_proj.weight is stored as int4 and cannot become int8"
@@ -515,11 +517,11 @@ fn a_source_that_was_cut_since_is_named() {
 
 #[test]
 fn bits_are_read_as_users_write_them() {
-    for (text, bits) in [("8", Bits::Eight), ("4", Bits::Four), ("keep", Bits::Keep)] {
+    for (text, bits) in [("8", EIGHT), ("4", FOUR), ("2", TWO), ("keep", Bits::Keep)] {
         assert_eq!(text.parse(), Ok(bits));
     }
     assert_eq!(
         "3".parse::<Bits>().unwrap_err().to_string(),
-        "cannot read \"3\" as bits: write 8, 4 or keep"
+        "cannot read \"3\" as bits: write 8, 4, 2 or keep"
     );
 }

@@ -102,7 +102,7 @@ fn b3_experts_are_priced_in_the_type_they_are_held_in() {
     assert_eq!(held.ledger.bytes(Line::ExpertsInFlight).0, 8 * 18_915_328);
     assert_eq!(held.ledger.bytes(Line::ExpertCache).0, slots(&held) * 18_915_328);
     let mut mixed = Checkpoint::olmoe(Form::Bf16);
-    let int4 = Checkpoint::olmoe(Form::Int4);
+    let int4 = Checkpoint::olmoe(Form::INT4);
     let in_layer_1 = |name: &str| name.contains("layers.1.mlp.experts");
     mixed.tensors.retain(|t| !in_layer_1(&t.name));
     mixed.tensors.extend(int4.tensors.into_iter().filter(|t| in_layer_1(&t.name)));

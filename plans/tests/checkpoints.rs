@@ -44,10 +44,10 @@ fn written(checkpoint: &Checkpoint) -> TempDir {
 const FORMS: [(Form, StoredType); 6] = [
     (Form::F32, StoredType::F32),
     (Form::Bf16, StoredType::Bf16),
-    (Form::Int8, StoredType::Int8),
-    (Form::FlatInt8, StoredType::Int8),
-    (Form::Int4, StoredType::Int4),
-    (Form::FlatInt4, StoredType::Int4),
+    (Form::INT8, StoredType::INT8),
+    (Form::FLAT_INT8, StoredType::INT8),
+    (Form::INT4, StoredType::INT4),
+    (Form::FLAT_INT4, StoredType::INT4),
 ];
 
 #[test]
@@ -72,9 +72,9 @@ fn every_stored_form_is_read_from_its_bytes() {
 
 #[test]
 fn rows_of_odd_width_are_padded_to_whole_bytes_at_4_bits() {
-    let mut checkpoint = Checkpoint::olmoe(Form::Int4);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT4);
     checkpoint.config["intermediate_size"] = json!(7);
-    let checkpoint = Checkpoint::from_config(checkpoint.config, Form::Int4);
+    let checkpoint = Checkpoint::from_config(checkpoint.config, Form::INT4);
     let dir = written(&checkpoint);
     let (model, _) = opened(dir.path());
     // gate and up: 7 rows of 8 bytes and 7 scales; down: 16 rows of 4 bytes and 16 scales.
@@ -202,11 +202,16 @@ fn a_config_that_cannot_be_used_is_named() {
 
 #[test]
 fn a_config_of_another_shape_names_tensor_found_and_expected() {
-    for form in [Form::F32, Form::Int8, Form::FlatInt8, Form::Int4] {
+    for form in [Form::F32, Form::INT8, Form::INT4, Form::FLAT_INT8] {
         let mut checkpoint = Checkpoint::olmoe(form);
         checkpoint.config["vocab_size"] = json!(48);
         let dir = written(&checkpoint);
-        let error = refused(dir.path(), &["model.embed_tokens.weight", "by config.json"]);
+        let error = refused(dir.path(), &["model.embed_tokens.weight", "config.json"]);
+        if form == Form::FLAT_INT8 {
+            let parts = ["640 packed bytes for 48 x 16", "768 (8 bits) or 384 (4 bits) or 192 (2"];
+            refused(dir.path(), &parts);
+            continue;
+        }
         let CatalogueError::WrongShape { found, expected, .. } = error else {
             panic!("{form:?}: {error}")
         };
@@ -226,7 +231,7 @@ fn a_config_of_another_shape_names_tensor_found_and_expected() {
 /// A packed matrix of twice the width at 4 bits has as many bytes as one at 8 bits.
 #[test]
 fn packed_rows_are_not_taken_for_rows_of_another_shape() {
-    let mut checkpoint = Checkpoint::olmoe(Form::Int8);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT8);
     // As many bytes as (8, 16) at 8 bits, and as many scales, but other rows.
     checkpoint.replace("model.layers.1.mlp.experts.2.up_proj.weight", "U8", &[16, 8]);
     let dir = written(&checkpoint);
@@ -265,21 +270,29 @@ fn a_tensor_in_two_shards_names_both() {
 fn packed_tensors_without_usable_scales_are_named() {
     let name = "model.layers.1.mlp.experts.3.gate_proj.weight";
     let scales = format!("{name}.qs");
-    let mut checkpoint = Checkpoint::olmoe(Form::Int4);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT4);
     checkpoint.remove(&scales);
     refused(written(&checkpoint).path(), &[name, ".qs scales"]);
 
-    let mut checkpoint = Checkpoint::olmoe(Form::Int4);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT4);
     checkpoint.replace(&scales, "F32", &[9]);
-    refused(written(&checkpoint).path(), &[&scales, "[9]", "expected [8]"]);
+    let parts = [&scales, "scales of shape [9] for 8 x 16", "expected [8] (one a row): fetch"];
+    refused(written(&checkpoint).path(), &parts);
+    // Groups exchanged with rows.
+    checkpoint.replace(&scales, "F32", &[1, 8]);
+    refused(written(&checkpoint).path(), &[&scales, "[1, 8]", "expected [8]"]);
 
-    let mut checkpoint = Checkpoint::olmoe(Form::Int4);
-    checkpoint.replace(&scales, "F16", &[8]);
-    refused(written(&checkpoint).path(), &[name, "F16 scales", "to be F32"]);
+    for dtype in ["U8", "BF16", "F64"] {
+        let mut checkpoint = Checkpoint::olmoe(Form::INT4);
+        checkpoint.replace(&scales, dtype, &[8]);
+        let found = format!("{dtype} scales in {scales}");
+        refused(written(&checkpoint).path(), &[name, &found, "expected F32 or F16", "convert"]);
+    }
 
-    let mut checkpoint = Checkpoint::olmoe(Form::Int4);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT4);
     checkpoint.replace(name, "U8", &[100]);
-    refused(written(&checkpoint).path(), &[name, "100 packed bytes for 8 x 16"]);
+    let parts = [name, "100 packed bytes for 8 x 16", "128 (8 bits) or 64 (4 bits) or 32 (2 bits)"];
+    refused(written(&checkpoint).path(), &parts);
 }
 
 #[test]
@@ -354,7 +367,7 @@ fn an_index_that_leads_out_of_the_folder_is_not_followed() {
 #[test]
 fn an_index_that_lacks_tensors_is_a_warning() {
     let dir = tempdir().unwrap();
-    Checkpoint::olmoe(Form::Int8).write_sharded(dir.path(), 2);
+    Checkpoint::olmoe(Form::INT8).write_sharded(dir.path(), 2);
     let mut index = read_index(dir.path());
     index["weight_map"].as_object_mut().unwrap().retain(|name, _| !name.ends_with(".qs"));
     index["weight_map"]["model.rotary.inv_freq"] = json!("model-00001-of-00002.safetensors");
@@ -363,7 +376,7 @@ fn an_index_that_lacks_tensors_is_a_warning() {
     let n_scales = model.experts.len() * 3 + 2 + 2 * 4;
     let expected = format!("lacks {n_scales} tensors of the shards and names 1 that they do not");
     assert!(warnings.contains(&expected), "{warnings}");
-    assert!(model.expert(1, 5).unwrap().up.stored == StoredType::Int8);
+    assert!(model.expert(1, 5).unwrap().up.stored == StoredType::INT8);
 }
 
 #[test]
@@ -381,8 +394,8 @@ fn a_promised_mtp_layer_that_is_absent_is_not_counted() {
 
 #[test]
 fn an_mtp_layer_that_nobody_promised_is_counted_and_kept_apart() {
-    let mut checkpoint = Checkpoint::glm(Form::Int8);
-    checkpoint.add_mtp_layer(Form::Int8);
+    let mut checkpoint = Checkpoint::glm(Form::INT8);
+    checkpoint.add_mtp_layer(Form::INT8);
     let (model, warnings) = opened(written(&checkpoint).path());
     assert_eq!((model.n_mtp_layers_present, model.experts.len()), (1, 3 * 6));
     assert!(warnings.contains("declares 0") && warnings.contains("hold 1"), "{warnings}");
@@ -403,9 +416,9 @@ fn an_mtp_layer_that_nobody_promised_is_counted_and_kept_apart() {
 
 #[test]
 fn an_incomplete_mtp_layer_is_not_counted() {
-    let mut checkpoint = Checkpoint::glm(Form::Int8);
+    let mut checkpoint = Checkpoint::glm(Form::INT8);
     checkpoint.config["num_nextn_predict_layers"] = json!(1);
-    checkpoint.add_mtp_layer(Form::Int8);
+    checkpoint.add_mtp_layer(Form::INT8);
     for name in [
         "model.layers.3.eh_proj.weight",
         "model.layers.3.eh_proj.weight.qs",
@@ -477,7 +490,7 @@ fn a_config_of_huge_figures_allocates_nothing() {
 #[test]
 fn experts_split_over_shards_take_one_read_for_each_run() {
     for n_shards in [1, 2, 3, 7] {
-        let checkpoint = Checkpoint::olmoe(Form::Int8);
+        let checkpoint = Checkpoint::olmoe(Form::INT8);
         let dir = tempdir().unwrap();
         checkpoint.write_sharded(dir.path(), n_shards);
         let (model, _) = opened(dir.path());
@@ -502,7 +515,7 @@ fn experts_split_over_shards_take_one_read_for_each_run() {
 
 #[test]
 fn padding_is_neither_counted_nor_warned_of() {
-    let mut checkpoint = Checkpoint::olmoe(Form::Int8);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT8);
     let before = opened(written(&checkpoint).path()).0;
     for n in 0..3 {
         checkpoint.tensors.insert(n * 9, TestTensor::new(&format!("__pad.{n}"), "U8", &[100]));

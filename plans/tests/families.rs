@@ -512,7 +512,7 @@ fn f3_a_file_of_42_gb_is_42_gb_whatever_its_name_says() {
     let packed = model.bytes_by_class().into_iter().find(|c| c.class == RoleClass::RoutedExperts);
     let packed = packed.unwrap();
     let scales = 33 * 128 * (2 * 1536 + 4096) * 4;
-    assert_eq!(packed.stored, StoredType::Int4);
+    assert_eq!(packed.stored, StoredType::INT4);
     assert_eq!(packed.bytes.0, 33 * 128 * 3 * 4096 * 1536 / 2 + scales);
 }
 

@@ -24,7 +24,7 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 
 static GLM: LazyLock<Catalogue> = LazyLock::new(|| {
     let dir = tempfile::tempdir().unwrap();
-    Checkpoint::glm(Form::Int8).write(dir.path());
+    Checkpoint::glm(Form::INT8).write(dir.path());
     Catalogue::open(dir.path()).unwrap()
 });
 

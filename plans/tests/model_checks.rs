@@ -54,7 +54,7 @@ fn failed(checks: &[Check]) -> Vec<&str> {
 
 #[test]
 fn a_whole_model_has_nothing_wrong() {
-    for form in [Form::Bf16, Form::Int8] {
+    for form in [Form::Bf16, Form::INT8] {
         let dir = tempdir().unwrap();
         Checkpoint::olmoe(form).write_sharded(dir.path(), 4);
         let checks = checked(dir.path());
@@ -135,7 +135,7 @@ fn f1_without_weights_the_weights_are_asked_for() {
 
 #[test]
 fn f2_mtp_layers_are_counted_by_what_is_present() {
-    let mut checkpoint = Checkpoint::glm(Form::Int8);
+    let mut checkpoint = Checkpoint::glm(Form::INT8);
     let dir = tempdir().unwrap();
     checkpoint.write(dir.path());
     says(&checked(dir.path()), "model.mtp", Status::Ok, &["none"]);
@@ -147,7 +147,7 @@ fn f2_mtp_layers_are_counted_by_what_is_present() {
     assert_eq!(failed(&checks), [] as [&str; 0]);
 
     let before: usize = checkpoint.tensors.iter().map(|t| t.bytes.len()).sum();
-    checkpoint.add_mtp_layer(Form::Int8);
+    checkpoint.add_mtp_layer(Form::INT8);
     let bytes = checkpoint.tensors.iter().map(|t| t.bytes.len()).sum::<usize>() - before;
     checkpoint.write(dir.path());
     let size = tierkeep_plans::units::Bytes(bytes as u64).to_string();
@@ -162,7 +162,7 @@ fn f3_sizes_come_from_bytes_whatever_the_name_says() {
     let outer = tempdir().unwrap();
     let dir = outer.path().join("Model-72B-instruct-int4");
     fs::create_dir(&dir).unwrap();
-    Checkpoint::olmoe(Form::Int4).write(&dir);
+    Checkpoint::olmoe(Form::INT4).write(&dir);
     let file = fs::metadata(dir.join("model.safetensors")).unwrap().len();
     let size = tierkeep_plans::units::Bytes(file).to_string();
     says(&checked(&dir), "model.shards", Status::Ok, &["1 file", &size]);
@@ -244,7 +244,7 @@ fn f4_every_lie_of_a_header_names_file_and_tensor() {
 #[test]
 fn f5_an_index_that_differs_is_a_warning() {
     let dir = tempdir().unwrap();
-    Checkpoint::olmoe(Form::Int8).write_sharded(dir.path(), 2);
+    Checkpoint::olmoe(Form::INT8).write_sharded(dir.path(), 2);
     let whole = read_index(dir.path());
     let mut index = whole.clone();
     index["weight_map"].as_object_mut().unwrap().retain(|name, _| !name.ends_with(".qs"));
@@ -353,10 +353,10 @@ fn a_type_that_is_not_computed_on_is_its_own_failure() {
 #[test]
 fn r7_experts_of_4_bits_with_one_scale_a_row_are_a_warning() {
     let dir = tempdir().unwrap();
-    Checkpoint::olmoe(Form::Int4).write(dir.path());
+    Checkpoint::olmoe(Form::INT4).write(dir.path());
     let parts = ["all 12 routed experts", "4 bits with one scale a row", "48.8", "57.0", "54.0"];
     says(&checked(dir.path()), "model.container", Status::Warn, &parts);
-    Checkpoint::olmoe(Form::Int8).write(dir.path());
+    Checkpoint::olmoe(Form::INT8).write(dir.path());
     says(&checked(dir.path()), "model.container", Status::Ok, &[]);
 }
 

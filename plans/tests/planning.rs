@@ -39,7 +39,7 @@ fn with(config: &Value, fields: &Value) -> Value {
 }
 
 static OLMOE: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::olmoe(Form::Bf16)));
-static GLM: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::glm(Form::Int8)));
+static GLM: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::glm(Form::INT8)));
 
 /// Models in which something is out of the ordinary.
 static MODELS: LazyLock<Vec<Catalogue>> = LazyLock::new(|| {
@@ -47,10 +47,10 @@ static MODELS: LazyLock<Vec<Catalogue>> = LazyLock::new(|| {
     let wide = with(&Checkpoint::olmoe(Form::Bf16).config, &wide);
     // Layers whose experts differ in size.
     let mut mixed = Checkpoint::from_config(wide.clone(), Form::Bf16);
-    for form in [Form::Int8, Form::Int4] {
+    for form in [Form::INT8, Form::INT4] {
         let other = Checkpoint::from_config(wide.clone(), form);
         let layer =
-            if form == Form::Int8 { "layers.2.mlp.experts" } else { "layers.1.mlp.experts" };
+            if form == Form::INT8 { "layers.2.mlp.experts" } else { "layers.1.mlp.experts" };
         mixed.tensors.retain(|t| !t.name.contains(layer));
         mixed.tensors.extend(other.tensors.into_iter().filter(|t| t.name.contains(layer)));
     }
@@ -58,12 +58,12 @@ static MODELS: LazyLock<Vec<Catalogue>> = LazyLock::new(|| {
     // One layer that routes every token to every expert, and an embedding of next to nothing.
     let all_active = json!({ "num_hidden_layers": 1, "num_experts_per_tok": 16, "vocab_size": 5 });
     let all_active = with(&wide, &all_active);
-    let mut with_mtp = Checkpoint::glm(Form::Int4);
-    with_mtp.add_mtp_layer(Form::Int8);
+    let mut with_mtp = Checkpoint::glm(Form::INT4);
+    with_mtp.add_mtp_layer(Form::INT8);
     vec![
         open(&Checkpoint::from_config(wide, Form::F32)),
         open(&mixed),
-        open(&Checkpoint::from_config(tied, Form::Int8)),
+        open(&Checkpoint::from_config(tied, Form::INT8)),
         open(&Checkpoint::from_config(all_active, Form::Bf16)),
         open(&Checkpoint::glm(Form::Bf16)),
         open(&with_mtp),

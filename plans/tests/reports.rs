@@ -31,8 +31,8 @@ fn open(checkpoint: &Checkpoint) -> Catalogue {
 }
 
 static GLM: LazyLock<Catalogue> = LazyLock::new(|| {
-    let mut checkpoint = Checkpoint::glm(Form::Int4);
-    checkpoint.add_mtp_layer(Form::Int8);
+    let mut checkpoint = Checkpoint::glm(Form::INT4);
+    checkpoint.add_mtp_layer(Form::INT8);
     open(&checkpoint)
 });
 
@@ -120,7 +120,7 @@ fn sums_are_of_what_is_dense_and_what_is_routed() {
 #[test]
 fn experts_that_two_files_share_are_no_kind_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
-    Checkpoint::olmoe(Form::Int8).write_sharded(dir.path(), 7);
+    Checkpoint::olmoe(Form::INT8).write_sharded(dir.path(), 7);
     let model = Catalogue::open(dir.path()).unwrap();
     let split = model.experts.iter().filter(|expert| expert.extents().len() == 2).count() as u64;
     let all = model.experts.len() as u64;

@@ -20,10 +20,10 @@ use tierkeep_plans::catalogue::{Catalogue, sidecar};
 
 /// A model with as many tensors as make a sidecar worth it.
 fn large() -> Checkpoint {
-    let mut config = Checkpoint::olmoe(Form::Int8).config;
+    let mut config = Checkpoint::olmoe(Form::INT8).config;
     config["num_hidden_layers"] = json!(2);
     config["num_experts"] = json!(180);
-    Checkpoint::from_config(config, Form::Int8)
+    Checkpoint::from_config(config, Form::INT8)
 }
 
 /// Written an hour ago, as far as anybody can tell.
@@ -101,7 +101,7 @@ fn a_sidecar_is_really_read() {
 #[test]
 fn small_models_and_fresh_files_leave_none() {
     let dir = tempdir().unwrap();
-    Checkpoint::glm(Form::Int8).write_sharded(dir.path(), 2);
+    Checkpoint::glm(Form::INT8).write_sharded(dir.path(), 2);
     settle_all(dir.path());
     cached(dir.path());
     assert!(!sidecar_of(&dir).exists());
@@ -257,7 +257,7 @@ fn beside_what_belongs_to_a_hub_client_nothing_is_written() {
 #[test]
 fn a_forged_sidecar_is_as_harmless_as_a_forged_header() {
     let mut accepted = 0;
-    for (checkpoint, n_shards) in [(Checkpoint::olmoe(Form::Int8), 3), (mtp_model(), 2)] {
+    for (checkpoint, n_shards) in [(Checkpoint::olmoe(Form::INT8), 3), (mtp_model(), 2)] {
         let dir = tempdir().unwrap();
         checkpoint.write_sharded(dir.path(), n_shards);
         let model = Catalogue::open(dir.path()).unwrap();

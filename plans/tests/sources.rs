@@ -103,7 +103,7 @@ fn assert_same(a: &Catalogue, b: &Catalogue) {
 
 #[test]
 fn a_model_is_the_same_from_whichever_source() {
-    for checkpoint in [Checkpoint::olmoe(Form::Int8), Checkpoint::glm(Form::Bf16)] {
+    for checkpoint in [Checkpoint::olmoe(Form::INT8), Checkpoint::glm(Form::Bf16)] {
         let dir = sharded(&checkpoint, 5);
         let near = Catalogue::open(dir.path()).unwrap();
         assert!(near.warnings.is_empty());
@@ -163,7 +163,7 @@ fn a_missing_shard_is_blamed_alike_and_the_index_is_asked_only_then() {
 #[test]
 fn a_model_of_one_file_needs_neither_list_nor_index() {
     let dir = tempdir().unwrap();
-    let checkpoint = Checkpoint::glm(Form::Int4);
+    let checkpoint = Checkpoint::glm(Form::INT4);
     checkpoint.write(dir.path());
     let near = Catalogue::open(dir.path()).unwrap();
     let far = Catalogue::open_from(&Far::new(dir.path(), false)).unwrap();
@@ -218,7 +218,7 @@ mod links {
 
     #[test]
     fn a_folder_of_links_is_the_model_that_they_lead_to() {
-        let checkpoint = Checkpoint::glm(Form::Int8);
+        let checkpoint = Checkpoint::glm(Form::INT8);
         let (_outer, folder) = snapshot(&checkpoint);
         let plain = sharded(&checkpoint, 3);
         let linked = Catalogue::open(&folder).unwrap();

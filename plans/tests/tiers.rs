@@ -43,7 +43,7 @@ static GLM_FULL: LazyLock<Catalogue> = LazyLock::new(|| {
 });
 
 static OLMOE: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::olmoe(Form::Bf16)));
-static GLM: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::glm(Form::Int8)));
+static GLM: LazyLock<Catalogue> = LazyLock::new(|| open(&Checkpoint::glm(Form::INT8)));
 
 fn card(free: u64) -> GpuFact {
     GpuFact {

@@ -1,7 +1,7 @@
 //! `tierkeep convert MODEL OUT`.
 
 use anyhow::{Result, bail};
-use tierkeep_engine::convert::{self, ConvertOptions, DEFAULT_SHARD_BYTES};
+use tierkeep_engine::convert::{self, ConvertOptions, DEFAULT_SHARD_BYTES, Packing};
 use tierkeep_plans::units::SizeRequest;
 
 use super::{Context, model, shared};
@@ -22,6 +22,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         dense_bits: args.dense,
         embedding_bits: args.embedding,
         mtp_bits: args.mtp,
+        packing: Packing { group: args.group, scale: args.scales },
         shard_bytes,
     };
     let planned = convert::planned_bytes(&model, &options)?;

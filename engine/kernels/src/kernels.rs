@@ -113,7 +113,8 @@ impl Kernels {
     pub fn dot(&self, w: &Matrix<'_>, row: usize, x: &[f32]) -> f32 {
         assert_eq!(x.len(), w.cols(), "x against the columns of the matrix");
         let mut sum = [0.0];
-        (self.table.of(w.element()).single.run)(w.row(row), w.row_stride(), x, &mut sum);
+        assert!(row < w.rows(), "row {row} of a matrix of {} rows", w.rows());
+        (self.table.of(w.element()).single.run)(&w.rows_from(row, 1), x, &mut sum);
         sum[0] * w.scale(row)
     }
 
@@ -161,7 +162,8 @@ impl Kernels {
     }
 
     /// `out[c] += (coefficients[i] * scale[row]) * w[row, c]` for `row = rows.start + i`, rows
-    /// ascending, multiplied and added separately.
+    /// ascending, multiplied and added separately. Where groups have scales, `w` is scaled and
+    /// rounded first, and there is no other scale.
     ///
     /// The transposed product: for the absorbed projection of latent attention, and for the
     /// weighted sum of cached values. `out` is (cols).
@@ -185,26 +187,26 @@ impl Kernels {
         let mut row = rows.start;
         for tile in tiles {
             let scaled = std::array::from_fn(|i| tile[i] * w.scale(row + i));
-            let bytes = w.row_span(row, ACCUMULATE_ROWS);
-            (kernels.accumulate_tile)(bytes, w.row_stride(), &scaled, out);
+            (kernels.accumulate_tile)(&w.rows_from(row, ACCUMULATE_ROWS), &scaled, out);
             row += ACCUMULATE_ROWS;
         }
         for coefficient in rest {
-            (kernels.accumulate)(w.row(row), coefficient * w.scale(row), out);
+            (kernels.accumulate)(&w.rows_from(row, 1), coefficient * w.scale(row), out);
             row += 1;
         }
     }
 
-    /// `out[c] = w[row, c] * scale[row]`: for rows that are looked up, such as embeddings.
+    /// `out[c] = w[row, c] * scale`, that of the row or of the group: for rows that are looked up, such as embeddings.
     ///
     /// # Panics
     ///
     /// When `row` is not a row or `out` is not `w.cols()` long.
     pub fn decode_row(&self, w: &Matrix<'_>, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), w.cols(), "out against the columns of the matrix");
-        (self.table.of(w.element()).decode)(w.row(row), out);
-        if w.element().has_scales() {
-            let scale = w.scale(row);
+        assert!(row < w.rows(), "row {row} of a matrix of {} rows", w.rows());
+        (self.table.of(w.element()).decode)(&w.rows_from(row, 1), out);
+        let scale = w.scale(row);
+        if w.element().has_row_scales() {
             for value in out {
                 *value *= scale;
             }
@@ -236,7 +238,7 @@ impl Kernels {
                     *bytes = f32_to_bf16(value).to_le_bytes();
                 }
             }
-            ElementType::Int8 | ElementType::Int4 => {}
+            ElementType::Packed(_) => {}
         }
     }
 }
@@ -267,9 +269,9 @@ fn matmul_block(
         let mut row = rows.start;
         while row < rows.end {
             let mut step = |tile: arch::Tile, first: usize| {
-                let bytes = w.row_span(row, tile.rows);
+                let w_rows = w.rows_from(row, tile.rows);
                 let x = &x[first * cols..(first + tile.columns) * cols];
-                (tile.run)(bytes, w.row_stride(), x, &mut out);
+                (tile.run)(&w_rows, x, &mut out);
                 for r in 0..tile.rows {
                     let scale = w.scale(row + r);
                     for c in 0..tile.columns {

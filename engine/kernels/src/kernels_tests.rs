@@ -3,8 +3,9 @@
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
+use crate::{Group, Packed, PackedBits, ScaleType};
 
-/// Where `count` values of `element` come from, and the f32 that they stand for.
+/// Where the values of a matrix come from, and the f32 that they stand for.
 struct Sample {
     element: ElementType,
     rows: usize,
@@ -13,51 +14,71 @@ struct Sample {
     offset: usize,
     data: Vec<u8>,
     scales: Vec<u8>,
+    /// As the order of sums takes them: scaled where groups have scales.
     values: Vec<f32>,
+    /// Of each row what is left to scale by.
+    row_scales: Vec<f32>,
+}
+
+/// Scales as good as any, and some that trained weights never have.
+fn a_scale(at: usize, is_extreme: bool) -> f32 {
+    const EXTREME: [f32; 8] =
+        [0.0, f32::INFINITY, f32::NAN, 1e-40, -0.0, 3e38, f32::NEG_INFINITY, -1e-8];
+    if is_extreme { EXTREME[at % 8] } else { 0.013 * (at as f32 + 0.7) }
 }
 
 impl Sample {
     /// Reduces arbitrary bytes to finite values; floats of all magnitudes, denormals included,
     /// unless they would be infinite or NaN.
-    fn new(element: ElementType, rows: usize, cols: usize, offset: usize, noise: &[u8]) -> Self {
+    fn new(
+        element: ElementType,
+        (rows, cols): (usize, usize),
+        offset: usize,
+        noise: &[u8],
+        has_extreme_scales: bool,
+    ) -> Self {
         let row_bytes = element.row_bytes(cols);
         let mut data: Vec<u8> =
             noise.iter().copied().cycle().take(offset + rows * row_bytes).collect();
-        let mut values = Vec::new();
+        let mut scales = vec![0; offset];
+        let (mut values, mut row_scales) = (Vec::new(), Vec::new());
         for row in 0..rows {
             let bytes = &mut data[offset + row * row_bytes..][..row_bytes];
-            for c in 0..cols {
-                values.push(match element {
-                    ElementType::F32 => {
-                        let cell: &mut [u8; 4] = (&mut bytes[4 * c..4 * c + 4]).try_into().unwrap();
-                        if !f32::from_le_bytes(*cell).is_finite() {
-                            *cell = f32::MIN_POSITIVE.to_le_bytes();
+            let stored = stored_values(element, bytes, cols);
+            let ElementType::Packed(packed) = element else {
+                values.extend(stored);
+                row_scales.push(1.0);
+                continue;
+            };
+            let n_scales = packed.group.per_row(cols);
+            let of_row: Vec<f32> = (0..n_scales)
+                .map(|group| {
+                    let scale = a_scale(row * n_scales + group, has_extreme_scales);
+                    match packed.scale {
+                        ScaleType::F32 => {
+                            scales.extend(scale.to_le_bytes());
+                            scale
                         }
-                        f32::from_le_bytes(*cell)
-                    }
-                    ElementType::F16 | ElementType::Bf16 => {
-                        let cell: &mut [u8; 2] = (&mut bytes[2 * c..2 * c + 2]).try_into().unwrap();
-                        let to_f32 = |cell: [u8; 2]| match element {
-                            ElementType::F16 => half::f16::from_le_bytes(cell).to_f32(),
-                            _ => half::bf16::from_le_bytes(cell).to_f32(),
-                        };
-                        if !to_f32(*cell).is_finite() {
-                            *cell = [1, 0x80];
+                        ScaleType::F16 => {
+                            let scale = half::f16::from_f32(scale);
+                            scales.extend(scale.to_le_bytes());
+                            scale.to_f32()
                         }
-                        to_f32(*cell)
                     }
-                    ElementType::Int8 => f32::from(bytes[c] as i8),
-                    ElementType::Int4 => f32::from((bytes[c / 2] >> (c % 2 * 4) & 15) as i8 - 8),
-                });
+                })
+                .collect();
+            match packed.group.cols() {
+                None => {
+                    values.extend(stored);
+                    row_scales.push(of_row[0]);
+                }
+                Some(group) => {
+                    values.extend(stored.iter().enumerate().map(|(c, q)| q * of_row[c / group]));
+                    row_scales.push(1.0);
+                }
             }
         }
-        let mut scales = vec![0; offset];
-        if element.has_scales() {
-            for row in 0..rows {
-                scales.extend((0.013 * (row as f32 + 0.7)).to_le_bytes());
-            }
-        }
-        Self { element, rows, cols, offset, data, scales, values }
+        Self { element, rows, cols, offset, data, scales, values, row_scales }
     }
 
     fn matrix(&self) -> Matrix<'_> {
@@ -68,6 +89,36 @@ impl Sample {
     fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.cols..(row + 1) * self.cols]
     }
+}
+
+/// The values of a row before any scale.
+fn stored_values(element: ElementType, bytes: &mut [u8], cols: usize) -> Vec<f32> {
+    let of = |c: usize| match element {
+        ElementType::F32 => {
+            let cell: &mut [u8; 4] = (&mut bytes[4 * c..4 * c + 4]).try_into().unwrap();
+            if !f32::from_le_bytes(*cell).is_finite() {
+                *cell = f32::MIN_POSITIVE.to_le_bytes();
+            }
+            f32::from_le_bytes(*cell)
+        }
+        ElementType::F16 | ElementType::Bf16 => {
+            let cell: &mut [u8; 2] = (&mut bytes[2 * c..2 * c + 2]).try_into().unwrap();
+            let to_f32 = |cell: [u8; 2]| match element {
+                ElementType::F16 => half::f16::from_le_bytes(cell).to_f32(),
+                _ => half::bf16::from_le_bytes(cell).to_f32(),
+            };
+            if !to_f32(*cell).is_finite() {
+                *cell = [1, 0x80];
+            }
+            to_f32(*cell)
+        }
+        ElementType::Packed(packed) => match packed.bits {
+            PackedBits::Eight => f32::from(bytes[c] as i8),
+            PackedBits::Four => f32::from((bytes[c / 2] >> (c % 2 * 4) & 15) as i8 - 8),
+            PackedBits::Two => f32::from((bytes[c / 4] >> (c % 4 * 2) & 3) as i8 - 2),
+        },
+    };
+    (0..cols).map(of).collect()
 }
 
 /// The order of sums as the crate's documentation states it.
@@ -114,19 +165,20 @@ fn lengths() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(600) })]
 
     #[test]
     fn every_instruction_set_follows_the_order_of_sums(
-        element in select(&ElementType::ALL[..]),
+        element in select(ElementType::all().collect::<Vec<_>>()),
         rows in 1_usize..11,
         cols in lengths(),
         batch in 1_usize..=9,
         offset in 0_usize..5,
         noise in vec(any::<u8>(), 997),
         xs in vec(extreme(), 1009),
+        has_extreme_scales in prop::bool::weighted(0.2),
     ) {
-        let sample = Sample::new(element, rows, cols, offset, &noise);
+        let sample = Sample::new(element, (rows, cols), offset, &noise, has_extreme_scales);
         let w = sample.matrix();
         // One more in front, so that x is not aligned to a register.
         let x: Vec<f32> = xs.iter().copied().cycle().take(batch * cols + 1).collect();
@@ -135,14 +187,14 @@ proptest! {
         for b in 0..batch {
             for row in 0..rows {
                 let x = &x[b * cols..(b + 1) * cols];
-                expected[b * rows + row] = naive_dot(sample.row(row), x, w.scale(row));
+                expected[b * rows + row] = naive_dot(sample.row(row), x, sample.row_scales[row]);
             }
         }
         let coefficients = &xs[..rows];
         let start: Vec<f32> = xs.iter().rev().copied().cycle().take(cols).collect();
         let mut accumulated = start.clone();
         for (row, coefficient) in coefficients.iter().enumerate() {
-            let coefficient = coefficient * w.scale(row);
+            let coefficient = coefficient * sample.row_scales[row];
             for (out, value) in accumulated.iter_mut().zip(sample.row(row)) {
                 *out += coefficient * value;
             }
@@ -171,8 +223,8 @@ proptest! {
 
             let mut out = vec![f32::NAN; cols];
             kernels.decode_row(&w, rows - 1, &mut out);
-            let decoded: Vec<f32> =
-                sample.row(rows - 1).iter().map(|value| value * w.scale(rows - 1)).collect();
+            let scale = sample.row_scales[rows - 1];
+            let decoded: Vec<f32> = sample.row(rows - 1).iter().map(|value| value * scale).collect();
             assert_same(&out, &decoded, &what);
         }
     }
@@ -201,17 +253,91 @@ proptest! {
 #[test]
 fn every_16_bit_float_and_integer_decodes_alike() {
     let shorts: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let mut expected = vec![0.0; 1 << 18];
+    let mut expected = vec![0.0; 1 << 19];
     let mut found = expected.clone();
-    for element in ElementType::ALL {
+    for element in ElementType::all() {
         let cols = shorts.len() / element.row_bytes(64) * 64;
-        let scale = 1.0_f32.to_le_bytes();
-        let scales: &[u8] = if element.has_scales() { &scale } else { &[] };
-        let w = Matrix::new(element, 1, cols, &shorts, scales).unwrap();
+        let scales: Vec<u8> = match element {
+            ElementType::F32 | ElementType::F16 | ElementType::Bf16 => Vec::new(),
+            ElementType::Packed(packed) => {
+                let n = packed.group.per_row(cols);
+                let one = |i: usize| i as f32 + 1.0;
+                match packed.scale {
+                    ScaleType::F32 => (0..n).flat_map(|i| one(i).to_le_bytes()).collect(),
+                    ScaleType::F16 => {
+                        (0..n).flat_map(|i| half::f16::from_f32(one(i)).to_le_bytes()).collect()
+                    }
+                }
+            }
+        };
+        let w = Matrix::new(element, 1, cols, &shorts, &scales).unwrap();
         Kernels::new(Isa::Scalar).unwrap().decode_row(&w, 0, &mut expected[..cols]);
         for isa in Isa::supported() {
             Kernels::new(isa).unwrap().decode_row(&w, 0, &mut found[..cols]);
             assert_same(&found[..cols], &expected[..cols], &format!("{isa} {element}"));
+        }
+    }
+}
+
+/// Every half as the scale of a group, in every instruction set.
+#[test]
+fn scales_of_16_bits_decode_exactly() {
+    let scales: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let cols = 32 << 16;
+    // Ones: of each group the first element is looked at.
+    let data = vec![0b_1111_1111; cols / 4];
+    let element = ElementType::Packed(Packed {
+        bits: PackedBits::Two,
+        group: Group::Of32,
+        scale: ScaleType::F16,
+    });
+    let w = Matrix::new(element, 1, cols, &data, &scales).unwrap();
+    let mut out = vec![0.0; cols];
+    for isa in Isa::supported() {
+        Kernels::new(isa).unwrap().decode_row(&w, 0, &mut out);
+        for (bits, values) in out.chunks_exact(32).enumerate() {
+            let expected = half::f16::from_bits(bits as u16).to_f32();
+            assert!(values.iter().all(|value| same(*value, expected)), "{isa} {bits:#06x}");
+        }
+    }
+}
+
+/// A grouped matrix and an f32 matrix of its decoded values are one and the same, and so are integers of
+/// fewer bits and the same integers in bytes.
+#[test]
+fn what_stands_for_the_same_values_gives_the_same_bits() {
+    let noise: Vec<u8> =
+        (0..9000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 21) as u8).collect();
+    let (rows, cols, batch) = (7, 333, 5);
+    let x: Vec<f32> = (0..batch * cols).map(|i| (i as f32).sin()).collect();
+    for element in ElementType::all() {
+        let ElementType::Packed(packed) = element else { continue };
+        let sample = Sample::new(element, (rows, cols), 1, &noise, false);
+        let decoded: Vec<u8> = sample.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: Vec<u8> = sample.values.iter().map(|v| *v as i8 as u8).collect();
+        let scales: Vec<u8> = sample.row_scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let same = match packed.group {
+            Group::Row => Matrix::new(ElementType::INT8, rows, cols, &bytes, &scales),
+            Group::Of128 | Group::Of64 | Group::Of32 => {
+                Matrix::new(ElementType::F32, rows, cols, &decoded, &[])
+            }
+        };
+        for isa in Isa::supported() {
+            let kernels = Kernels::new(isa).unwrap();
+            let product = |w: &Matrix<'_>| {
+                let mut out = vec![0.0; batch * rows + cols];
+                let (products, sums) = out.split_at_mut(batch * rows);
+                kernels.matmul_rows(w, 0..rows, &x, batch, |row, b, value| {
+                    products[b * rows + row] = value;
+                });
+                kernels.accumulate_rows(w, 0..rows, &x[..rows], sums);
+                out
+            };
+            assert_same(
+                &product(&sample.matrix()),
+                &product(&same.unwrap()),
+                &format!("{isa} {element}"),
+            );
         }
     }
 }
@@ -224,10 +350,10 @@ fn strided_rows_give_what_gathered_rows_give() {
     let scales: Vec<u8> = (1..=rows).flat_map(|row| (row as f32).to_le_bytes()).collect();
     let span = (rows - 1) * stride + cols;
     let strided =
-        Matrix::with_row_stride(ElementType::Int8, rows, cols, stride, &noise[..span], &scales)
+        Matrix::with_row_stride(ElementType::INT8, rows, cols, stride, &noise[..span], &scales)
             .unwrap();
     let gathered: Vec<u8> = (0..rows).flat_map(|row| strided.row(row)).copied().collect();
-    let plain = Matrix::new(ElementType::Int8, rows, cols, &gathered, &scales).unwrap();
+    let plain = Matrix::new(ElementType::INT8, rows, cols, &gathered, &scales).unwrap();
     let x: Vec<f32> = (0..5 * cols).map(|i| (i as f32).cos()).collect();
     for isa in Isa::supported() {
         let kernels = Kernels::new(isa).unwrap();

@@ -15,8 +15,13 @@
 //!    What is left when the length is no multiple of 32 goes to lanes 0, 1, ... likewise.
 //! 2. The lanes are reduced in one tree: with `half` = 16, 8, 4, 2, 1 in turn, lane `j` becomes
 //!    `lane[j] + lane[j + half]` for `j < half`. Lane 0 is the sum.
-//! 3. For integer types `w[i]` is the stored integer as f32; the sum is multiplied once by the
-//!    row's scale.
+//! 3. For integers with one scale a row `w[i]` is the stored integer as f32; the sum is multiplied
+//!    once by the row's scale.
+//! 4. For integers with a scale for each group of a row `w[i]` is the stored integer times the group's
+//!    scale, rounded to f32: what [`Kernels::decode_row`] gives. So such a matrix and an f32 matrix of
+//!    the same values give the same bits.
+//!
+//! Scales of 16 bits become f32 exactly, so that they give the bits of equal scales of 32.
 //!
 //! AVX2 holds the lanes in four registers, AVX-512 in two, scalar code in an array.
 
@@ -29,5 +34,5 @@ mod pool;
 pub mod trial;
 
 pub use kernels::{Isa, IsaError, Kernels};
-pub use matrix::{ElementType, Matrix, MatrixError};
+pub use matrix::{ElementType, Group, Matrix, MatrixError, Packed, PackedBits, ScaleType};
 pub use pool::{MatmulJob, Pool, pin_current_thread};

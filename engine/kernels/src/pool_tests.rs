@@ -158,11 +158,11 @@ fn products_do_not_depend_on_threads_or_on_being_grouped() {
     let scales: Vec<u8> = (0..4096).flat_map(|i| (0.01 + i as f32).to_le_bytes()).collect();
     let (rows, cols) = (301, 515);
     let int8 =
-        Matrix::new(ElementType::Int8, rows, cols, &noise[..rows * cols], &scales[..rows * 4]);
+        Matrix::new(ElementType::INT8, rows, cols, &noise[..rows * cols], &scales[..rows * 4]);
     let int8 = int8.unwrap();
-    let int4 = Matrix::new(ElementType::Int4, 77, 1031, &noise[1..1 + 77 * 516], &scales[..77 * 4]);
+    let int4 = Matrix::new(ElementType::INT4, 77, 1031, &noise[1..1 + 77 * 516], &scales[..77 * 4]);
     let int4 = int4.unwrap();
-    let empty = Matrix::new(ElementType::Int8, 0, 5, &[], &[]).unwrap();
+    let empty = Matrix::new(ElementType::INT8, 0, 5, &[], &[]).unwrap();
     let x: Vec<f32> = (0..3 * 1031).map(|i| (i as f32 * 0.1).sin()).collect();
     let jobs = [
         MatmulJob { w: int8, x: &x[..3 * cols], batch: 3 },

@@ -4,13 +4,15 @@
 //! All sizes follow from shapes, so the whole output is known to the byte before any of it is
 //! written: headers can come first, and files carry their count in their names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use tierkeep_plans::catalogue::container::{ContainerClass, MIXED, WeightKind};
 use tierkeep_plans::catalogue::header::HEADER_CAP_BYTES;
 use tierkeep_plans::catalogue::{
-    Catalogue, ExpertLayout, LayerTensor, Projection, Role, Span, StoredType,
+    Catalogue, ExpertLayout, Group, Packed, PackedBits, Projection, Role, ScaleType, Span,
+    StoredType,
 };
 use tierkeep_plans::units::{Bytes, round_up};
 
@@ -48,7 +50,7 @@ impl Job {
     }
 
     fn scale_bytes_out(&self) -> u64 {
-        if self.target.has_row_scales() { self.rows * 4 } else { 0 }
+        self.target.packed().map_or(0, |packed| self.rows * packed.row_scale_bytes(self.cols))
     }
 
     /// Output bytes, scales included.
@@ -64,10 +66,26 @@ impl Job {
             StoredType::Bf16 => ("BF16", logical()),
             // `supports` refuses models of the last two.
             StoredType::Fp8 => ("F8_E4M3", logical()),
-            StoredType::Int8 | StoredType::Int4 | StoredType::MxFp4 => {
+            StoredType::Packed(_) | StoredType::MxFp4 => {
                 ("U8", vec![self.rows, self.target.row_bytes(self.cols)])
             }
         }
+    }
+
+    /// Type and shape of its scales: `(rows)`, or `(rows, groups)` where a row has several.
+    fn scales_dtype_and_shape(&self) -> Option<(&'static str, Vec<u64>)> {
+        let packed = self.target.packed()?;
+        let dtype = match packed.scale {
+            ScaleType::F32 => "F32",
+            ScaleType::F16 => "F16",
+        };
+        let shape = match packed.group {
+            Group::Row => vec![self.rows],
+            Group::Of128 | Group::Of64 | Group::Of32 => {
+                vec![self.rows, packed.group.per_row(self.cols)]
+            }
+        };
+        Some((dtype, shape))
     }
 }
 
@@ -117,7 +135,7 @@ impl OutputPlan {
                 if let Entry::Job(job) = entry {
                     let job = &self.jobs[*job];
                     weight_map.insert(job.name.clone(), &shard.file_name);
-                    if job.target.has_row_scales() {
+                    if job.target.packed().is_some() {
                         weight_map.insert(format!("{}.qs", job.name), &shard.file_name);
                     }
                 }
@@ -224,10 +242,10 @@ impl Planner<'_> {
                 let weight_bytes = shape.0 * matrix.stored.row_bytes(shape.1);
                 let role = Role::Expert { layer, expert: expert as u32, projection };
                 let weight = self.file_span(role, layout, matrix.weight_offset, weight_bytes)?;
-                let scales = if matrix.stored.has_row_scales() {
-                    Some(self.file_span(role, layout, matrix.scales_offset, shape.0 * 4)?)
-                } else {
-                    None
+                // What is not weights is scales.
+                let scales = match matrix.bytes.saturating_sub(weight_bytes) {
+                    0 => None,
+                    bytes => Some(self.file_span(role, layout, matrix.scales_offset, bytes)?),
                 };
                 self.add_job(role, shape, matrix.stored, (weight, scales))?;
             }
@@ -267,121 +285,88 @@ impl Planner<'_> {
     ) -> Result<(), ConvertError> {
         let name = self.catalogue.name_of(role);
         let class = class_of(self.catalogue, role);
-        let target = match class.bits(self.options).stored() {
-            // Of one column, 8 and 4 bits have the same bytes, and readers tell them apart by bytes.
-            Some(_) if cols < 2 => stored,
-            Some(wanted) if stored.has_row_scales() && stored != wanted => {
+        let packing = self.options.packing;
+        let wanted = class
+            .bits(self.options)
+            .packed()
+            .map(|bits| Packed { bits, group: packing.group, scale: packing.scale }.for_cols(cols));
+        let target = match (wanted, stored.packed()) {
+            // Readers tell bits by bytes.
+            (Some(wanted), _) if !wanted.bits.is_told_by_bytes(cols) => stored,
+            (Some(wanted), Some(packed)) if packed != wanted => {
+                let wanted = StoredType::Packed(wanted);
                 return Err(ConvertError::Requantise { weight: name, stored, wanted });
             }
-            Some(wanted) => wanted,
-            None => stored,
+            (Some(wanted), _) => StoredType::Packed(wanted),
+            (None, _) => stored,
         };
         let is_vector = matches!(role, Role::FinalNorm)
-            || matches!(role, Role::Layer { tensor, .. } if kind_of(tensor) == Kind::Vector);
+            || matches!(role, Role::Layer { tensor, .. } if tensor.kind() == WeightKind::Vector);
         self.jobs.push(Job { name, class, rows, cols, is_vector, stored, target, weight, scales });
         Ok(())
     }
 }
 
-/// What kind of arithmetic a tensor takes part in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Norms and biases: few bytes, and every element counts.
-    Vector,
-    /// Small matrices whose outputs are compared with each other, so that an error changes which
-    /// experts or positions are chosen.
-    Selecting,
-    /// Everything else.
-    Matrix,
-}
-
-fn kind_of(tensor: LayerTensor) -> Kind {
-    use LayerTensor as T;
-    match tensor {
-        T::InputNorm
-        | T::PostAttentionNorm
-        | T::QueryDownNorm
-        | T::LatentNorm
-        | T::QueryNorm
-        | T::KeyNorm
-        | T::IndexerKeyNorm
-        | T::IndexerKeyNormBias
-        | T::RouterBias
-        | T::RouterLogitBias
-        | T::QueryBias
-        | T::KeyBias
-        | T::ValueBias
-        | T::Sinks
-        | T::AttentionOutputBias
-        | T::MtpEmbeddingNorm
-        | T::MtpStateNorm
-        | T::MtpHeadNorm => Kind::Vector,
-        T::Router | T::IndexerHeadWeights => Kind::Selecting,
-        T::QueryDown
-        | T::QueryUp
-        | T::LatentDown
-        | T::LatentUp
-        | T::Query
-        | T::Key
-        | T::Value
-        | T::AttentionOutput
-        | T::IndexerQuery
-        | T::IndexerKey
-        | T::Dense(_)
-        | T::Shared(_)
-        | T::MtpInput
-        | T::MtpEmbedding
-        | T::MtpHead => Kind::Matrix,
-    }
-}
-
 fn class_of(catalogue: &Catalogue, role: Role) -> TensorClass {
-    let is_mtp = catalogue.is_mtp(role);
-    match role {
-        Role::Embedding | Role::Head => TensorClass::Embedding,
-        Role::FinalNorm | Role::Padding => TensorClass::Kept,
-        Role::Layer { tensor, .. } | Role::SubBlock { tensor, .. }
-            if kind_of(tensor) != Kind::Matrix =>
-        {
-            TensorClass::Kept
-        }
-        Role::Layer { .. }
-        | Role::SubBlock { .. }
-        | Role::Expert { .. }
-        | Role::FusedExperts { .. }
-            if is_mtp =>
-        {
-            TensorClass::Mtp
-        }
-        Role::Layer { .. } | Role::SubBlock { .. } => TensorClass::Dense,
-        Role::Expert { .. } | Role::FusedExperts { .. } => TensorClass::Experts,
-    }
+    ContainerClass::of(role, catalogue.spec.n_layers).map_or(TensorClass::Kept, TensorClass::from)
 }
 
 /// The `__metadata__` strings: what each class is stored as.
 fn metadata(jobs: &[Job]) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::from([("tierkeep.format".to_owned(), "1".to_owned())]);
-    for class in TensorClass::ALL.into_iter().filter(|class| *class != TensorClass::Kept) {
-        let types: BTreeSet<StoredType> =
-            jobs.iter().filter(|job| job.class == class).map(|job| job.target).collect();
-        let mut set = |key: &str, value: &str| {
-            metadata.insert(format!("tierkeep.{}.{key}", class.name()), value.to_owned());
+    for class in ContainerClass::ALL {
+        let of_class = || jobs.iter().filter(|job| job.class == TensorClass::from(class));
+        let mut set = |field: &str, value: Option<&str>| {
+            metadata.insert(class.key(field), value.unwrap_or(MIXED).to_owned());
         };
-        let bits = match types.first() {
-            None => continue,
-            Some(_) if types.len() > 1 => "mixed",
-            Some(StoredType::F32) => "32",
-            Some(StoredType::F16 | StoredType::Bf16) => "16",
-            Some(StoredType::Int8 | StoredType::Fp8) => "8",
-            Some(StoredType::Int4 | StoredType::MxFp4) => "4",
-        };
-        set("bits", bits);
-        if types.iter().any(|stored| stored.has_row_scales()) {
-            set("group", "row");
-            set("scale", "f32");
+        if of_class().next().is_none() {
+            continue;
+        }
+        set("bits", one(of_class().map(|job| without_scales(job.target))).map(bits_in_words));
+        let packed = || of_class().filter_map(|job| Some((job.target.packed()?, job.cols)));
+        if packed().next().is_some() {
+            // The widest group by which every row has as many scales as it has: rows that are no wider
+            // than a group are of any.
+            let fits = |group: &Group| {
+                packed().all(|(packed, cols)| group.per_row(cols) == packed.group.per_row(cols))
+            };
+            set("group", Group::ALL.iter().find(|group| fits(group)).map(|group| group.name()));
+            set("scale", one(packed().map(|(packed, _)| packed.scale.name())));
         }
     }
     metadata
+}
+
+/// The value that all have; `None` where they differ.
+fn one<T: PartialEq>(mut values: impl Iterator<Item = T>) -> Option<T> {
+    let first = values.next()?;
+    values.all(|value| value == first).then_some(first)
+}
+
+/// A type with its scales left out of account.
+fn without_scales(stored: StoredType) -> StoredType {
+    match stored {
+        StoredType::Packed(packed) => StoredType::Packed(Packed::plain(packed.bits)),
+        StoredType::F32
+        | StoredType::F16
+        | StoredType::Bf16
+        | StoredType::Fp8
+        | StoredType::MxFp4 => stored,
+    }
+}
+
+fn bits_in_words(stored: StoredType) -> &'static str {
+    match stored {
+        StoredType::F32 => "32",
+        StoredType::F16 | StoredType::Bf16 => "16",
+        StoredType::Packed(packed) => match packed.bits {
+            PackedBits::Eight => "8",
+            PackedBits::Four => "4",
+            PackedBits::Two => "2",
+        },
+        StoredType::Fp8 => "8",
+        StoredType::MxFp4 => "4",
+    }
 }
 
 /// Cuts units into files of at most `shard_bytes` data bytes each where no unit alone is larger.
@@ -443,8 +428,8 @@ fn header(
                 let job = &jobs[*job];
                 let (dtype, shape) = job.dtype_and_shape();
                 add(&job.name, dtype, &shape, job.weight_bytes_out());
-                if job.target.has_row_scales() {
-                    add(&format!("{}.qs", job.name), "F32", &[job.rows], job.scale_bytes_out());
+                if let Some((dtype, shape)) = job.scales_dtype_and_shape() {
+                    add(&format!("{}.qs", job.name), dtype, &shape, job.scale_bytes_out());
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Writes a model as a packed container: integers with one scale a row, each expert one aligned
-//! read. Owns the options, the order of work and the report; the arithmetic is `quantise`'s, the
+//! Writes a model as a packed container: integers with a scale for each row or group of a row, each
+//! expert one aligned read. Owns the options, the order of work and the report; the arithmetic is `quantise`'s, the
 //! placing of tensors `layout`'s, the files `output`'s.
 //!
 //! It reads what the catalogue lists and nothing else, holds one chunk of rows at a time, and
@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Serialize;
-use tierkeep_plans::catalogue::{Catalogue, StoredType};
+use tierkeep_plans::catalogue::container::ContainerClass;
+use tierkeep_plans::catalogue::{Catalogue, Group, Packed, PackedBits, ScaleType, StoredType};
 use tierkeep_plans::units::Bytes;
 
 use self::layout::{Entry, Job, OutputPlan};
 use self::output::{OutputDirectory, ShardWriter};
-use self::quantise::RowQuantiser;
+use self::quantise::{RowFault, RowQuantiser};
 use self::source::SourceFiles;
 use crate::support::Unsupported;
 
@@ -32,48 +33,85 @@ pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
 const CHUNK_BYTES: u64 = 4 << 20;
 
 /// How many bits a class of weights is stored in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
-    /// Two's complement bytes.
-    Eight,
-    /// Value plus 8 in nibbles, low nibble first.
-    Four,
+    /// Packed integers.
+    Packed(PackedBits),
     /// As the source stores it.
     Keep,
 }
 
 impl Bits {
-    /// The stored type that is written, `None` where the source's own is kept.
+    /// The bits that are written, `None` where the source's own type is kept.
     #[must_use]
-    pub fn stored(self) -> Option<StoredType> {
+    pub fn packed(self) -> Option<PackedBits> {
         match self {
-            Self::Eight => Some(StoredType::Int8),
-            Self::Four => Some(StoredType::Int4),
+            Self::Packed(bits) => Some(bits),
             Self::Keep => None,
         }
     }
 }
 
-/// Why a number of bits could not be read.
+/// Why an option could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {text:?} as bits: write 8, 4 or keep")]
-pub struct BitsError {
+#[error("cannot read {text:?} as {what}: write {choices}")]
+pub struct OptionError {
     /// What was given.
     pub text: String,
+    /// What it should say.
+    pub what: &'static str,
+    /// What can be written.
+    pub choices: &'static str,
 }
 
 impl FromStr for Bits {
-    type Err = BitsError;
+    type Err = OptionError;
 
-    fn from_str(text: &str) -> Result<Self, BitsError> {
+    fn from_str(text: &str) -> Result<Self, OptionError> {
         match text {
-            "8" => Ok(Self::Eight),
-            "4" => Ok(Self::Four),
+            "8" => Ok(Self::Packed(PackedBits::Eight)),
+            "4" => Ok(Self::Packed(PackedBits::Four)),
+            "2" => Ok(Self::Packed(PackedBits::Two)),
             "keep" => Ok(Self::Keep),
-            _ => Err(BitsError { text: text.to_owned() }),
+            _ => Err(option_error(text, "bits", "8, 4, 2 or keep")),
         }
     }
+}
+
+fn option_error(text: &str, what: &'static str, choices: &'static str) -> OptionError {
+    OptionError { text: text.to_owned(), what, choices }
+}
+
+/// Reads what shares a scale, as users write it.
+///
+/// # Errors
+/// [`OptionError`] for what is none of the choices.
+pub fn group_from_text(text: &str) -> Result<Group, OptionError> {
+    let known = Group::ALL.into_iter().find(|group| group.name() == text);
+    known.ok_or_else(|| option_error(text, "a group", "row, 128, 64 or 32"))
+}
+
+/// Reads the type of scales, as users write it.
+///
+/// # Errors
+/// [`OptionError`] for what is none of the choices.
+pub fn scale_from_text(text: &str) -> Result<ScaleType, OptionError> {
+    let known = ScaleType::ALL.into_iter().find(|scale| scale.name() == text);
+    known.ok_or_else(|| option_error(text, "a type of scales", "f32 or f16"))
+}
+
+/// How the scales of packed integers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// What shares a scale. Rows that are no wider than a group have one scale.
+    pub group: Group,
+    /// How a scale is stored.
+    pub scale: ScaleType,
+}
+
+impl Packing {
+    /// The plain form, which others write and read too.
+    pub const PLAIN: Self = Self { group: Group::Row, scale: ScaleType::F32 };
 }
 
 /// What is written.
@@ -87,6 +125,8 @@ pub struct ConvertOptions {
     pub embedding_bits: Bits,
     /// Every matrix of the multi-token-prediction layers, their experts included.
     pub mtp_bits: Bits,
+    /// Scales of all of these.
+    pub packing: Packing,
     /// Most data bytes of one output file; one expert or one matrix is never split.
     pub shard_bytes: Bytes,
 }
@@ -95,10 +135,11 @@ impl Default for ConvertOptions {
     /// 8 bits everywhere: the plain form's error is then well below that of bf16 activations.
     fn default() -> Self {
         Self {
-            expert_bits: Bits::Eight,
-            dense_bits: Bits::Eight,
-            embedding_bits: Bits::Eight,
-            mtp_bits: Bits::Eight,
+            expert_bits: Bits::Packed(PackedBits::Eight),
+            dense_bits: Bits::Packed(PackedBits::Eight),
+            embedding_bits: Bits::Packed(PackedBits::Eight),
+            mtp_bits: Bits::Packed(PackedBits::Eight),
+            packing: Packing::PLAIN,
             shard_bytes: DEFAULT_SHARD_BYTES,
         }
     }
@@ -120,18 +161,29 @@ pub enum TensorClass {
     Kept,
 }
 
+impl From<ContainerClass> for TensorClass {
+    fn from(class: ContainerClass) -> Self {
+        match class {
+            ContainerClass::Experts => Self::Experts,
+            ContainerClass::Dense => Self::Dense,
+            ContainerClass::Embedding => Self::Embedding,
+            ContainerClass::Mtp => Self::Mtp,
+        }
+    }
+}
+
 impl TensorClass {
     /// All classes, in the order of reports.
     pub const ALL: [Self; 5] = [Self::Experts, Self::Dense, Self::Embedding, Self::Mtp, Self::Kept];
 
-    /// Its name in reports and in the container's metadata.
+    /// Its name in reports, for classes of the container that of its metadata.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Experts => "experts",
-            Self::Dense => "dense",
-            Self::Embedding => "embedding",
-            Self::Mtp => "mtp",
+            Self::Experts => ContainerClass::Experts.name(),
+            Self::Dense => ContainerClass::Dense.name(),
+            Self::Embedding => ContainerClass::Embedding.name(),
+            Self::Mtp => ContainerClass::Mtp.name(),
             Self::Kept => "kept",
         }
     }
@@ -290,6 +342,16 @@ pub enum ConvertError {
         /// The row.
         row: u64,
     },
+    /// A weight is too large for scales of 16 bits.
+    #[error(
+        "{weight} row {row} needs a scale beyond 65504, the largest of f16: use --scales f32 or keep these bits"
+    )]
+    ScaleTooLarge {
+        /// Its published name.
+        weight: String,
+        /// The row.
+        row: u64,
+    },
     /// A piece of an expert lies in none of the reads that bring the expert.
     #[error(
         "{weight} lies outside the reads that bring its expert: a fault of this program, please report it"
@@ -389,10 +451,9 @@ impl Work<'_> {
         index: usize,
         job: &Job,
     ) -> Result<(), ConvertError> {
-        if job.target == job.stored {
-            self.copy(writer, job)
-        } else {
-            self.quantise(writer, index, job)
+        match job.target.packed() {
+            Some(target) if job.target != job.stored => self.quantise(writer, index, job, target),
+            _ => self.copy(writer, job),
         }
     }
 
@@ -418,23 +479,28 @@ impl Work<'_> {
         writer: &mut ShardWriter,
         index: usize,
         job: &Job,
+        target: Packed,
     ) -> Result<(), ConvertError> {
         let row_bytes = job.stored.row_bytes(job.cols);
         let rows_per_chunk = (CHUNK_BYTES / row_bytes).max(1);
-        let mut quantiser = RowQuantiser::new(job.stored, job.target, job.cols as usize);
+        let mut quantiser = RowQuantiser::new(job.stored, target, job.cols as usize);
         let (mut buffer, mut packed) = (Vec::new(), Vec::new());
-        let mut scales = Vec::with_capacity(job.rows as usize * 4);
+        let mut scales = Vec::with_capacity((job.rows * target.row_scale_bytes(job.cols)) as usize);
         let mut first = 0;
         while first < job.rows {
             let rows = rows_per_chunk.min(job.rows - first);
             self.source.read(job.weight, first * row_bytes, rows * row_bytes, &mut buffer)?;
             packed.clear();
             for (row, bytes) in buffer.chunks_exact(row_bytes as usize).enumerate() {
-                let outcome = quantiser.push(bytes, &mut packed).ok_or_else(|| {
-                    ConvertError::NotFinite { weight: job.name.clone(), row: first + row as u64 }
-                })?;
-                scales.extend_from_slice(&outcome.scale.to_le_bytes());
-                self.tally.add_row(job.class, index, outcome.relative_error);
+                let relative_error =
+                    quantiser.push(bytes, &mut packed, &mut scales).map_err(|fault| {
+                        let (weight, row) = (job.name.clone(), first + row as u64);
+                        match fault {
+                            RowFault::NotFinite => ConvertError::NotFinite { weight, row },
+                            RowFault::ScaleTooLarge => ConvertError::ScaleTooLarge { weight, row },
+                        }
+                    })?;
+                self.tally.add_row(job.class, index, relative_error);
             }
             self.state.bytes_read = self.state.bytes_read + Bytes(rows * row_bytes);
             self.write(writer, &packed)?;

@@ -1,72 +1,112 @@
-//! One row of floats to one row of integers and its scale. Owns the arithmetic of the plain form;
-//! knows no files.
+//! One row of floats to one row of integers and its scales. Owns the arithmetic; knows no files.
 
 use half::{bf16, f16};
-use tierkeep_plans::catalogue::StoredType;
+use tierkeep_plans::catalogue::{Packed, PackedBits, ScaleType, StoredType};
 
-/// What quantising a row gave.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RowOutcome {
-    /// What the stored integers are multiplied by.
-    pub(super) scale: f32,
-    /// `|x - scale * q| / |x|`, Euclidean; `None` for a row of zeros.
-    pub(super) relative_error: Option<f64>,
+/// Why a row cannot be quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowFault {
+    /// An element is infinite or not a number.
+    NotFinite,
+    /// A scale is beyond the largest f16.
+    ScaleTooLarge,
 }
 
 /// Quantises rows of one weight.
 pub(super) struct RowQuantiser {
     stored: StoredType,
-    target: StoredType,
+    target: Packed,
+    /// Elements that share a scale.
+    group: usize,
     row: Vec<f32>,
     quantised: Vec<i8>,
 }
 
 impl RowQuantiser {
-    pub(super) fn new(stored: StoredType, target: StoredType, cols: usize) -> Self {
-        Self { stored, target, row: vec![0.0; cols], quantised: vec![0; cols] }
+    pub(super) fn new(stored: StoredType, target: Packed, cols: usize) -> Self {
+        let group = target.group.cols().map_or(cols, |group| group as usize).max(1);
+        Self { stored, target, group, row: vec![0.0; cols], quantised: vec![0; cols] }
     }
 
-    /// Appends one packed row to `packed`; `None` where an element is not finite.
+    /// Appends one packed row to `packed` and its scales to `scales`. Returns `|x - scale * q| / |x|`,
+    /// Euclidean; `None` for a row of zeros.
     ///
-    /// `scale = absmax / (2^(b-1) - 1)` in f32, 1 for a row of zeros;
+    /// Of each group `scale = absmax / (2^(b-1) - 1)` in f32, 1 for zeros;
     /// `q = clamp(round-half-even(x / scale), -2^(b-1), 2^(b-1) - 1)`. A division, not a product
-    /// with the reciprocal: that rounds differently, and bytes are to equal other writers'.
-    pub(super) fn push(&mut self, bytes: &[u8], packed: &mut Vec<u8>) -> Option<RowOutcome> {
+    /// with the reciprocal: that rounds differently, and bytes are to equal other writers'. A scale of
+    /// 16 bits is rounded before anything is divided by it.
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        packed: &mut Vec<u8>,
+        scales: &mut Vec<u8>,
+    ) -> Result<Option<f64>, RowFault> {
         decode(self.stored, bytes, &mut self.row);
         if !self.row.iter().all(|x| x.is_finite()) {
-            return None;
+            return Err(RowFault::NotFinite);
         }
-        let absmax = self.row.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
-        let largest = if self.target == StoredType::Int4 { 7.0_f32 } else { 127.0 };
-        let scale = match absmax / largest {
-            // Also where the quotient underflows: no scale of f32 could hold such a row.
-            0.0 => 1.0,
-            scale => scale,
-        };
+        let largest = largest(self.target.bits);
         let (mut error, mut total) = (0.0_f64, 0.0_f64);
-        for (x, q) in self.row.iter().zip(&mut self.quantised) {
-            let rounded = (x / scale).round_ties_even().clamp(-largest - 1.0, largest);
-            *q = rounded as i8;
-            let exact = f64::from(*x);
-            let difference = exact - f64::from(scale * rounded);
-            error += difference * difference;
-            total += exact * exact;
+        let groups = self.row.chunks(self.group).zip(self.quantised.chunks_mut(self.group));
+        for (row, quantised) in groups {
+            let scale = push_scale(self.target.scale, absmax(row) / largest, scales)?;
+            for (x, q) in row.iter().zip(quantised) {
+                let rounded = (x / scale).round_ties_even().clamp(-largest - 1.0, largest);
+                *q = rounded as i8;
+                let exact = f64::from(*x);
+                let difference = exact - f64::from(scale * rounded);
+                error += difference * difference;
+                total += exact * exact;
+            }
         }
-        pack(self.target, &self.quantised, packed);
-        let relative_error = (total > 0.0).then(|| (error / total).sqrt());
-        Some(RowOutcome { scale, relative_error })
+        pack(self.target.bits, &self.quantised, packed);
+        Ok((total > 0.0).then(|| (error / total).sqrt()))
     }
 }
 
-fn pack(target: StoredType, quantised: &[i8], packed: &mut Vec<u8>) {
-    if target == StoredType::Int4 {
-        // The nibble that fills an odd row is 0: no reader looks at it.
-        packed.extend(quantised.chunks(2).map(|pair| {
+/// The largest integer of so many bits.
+fn largest(bits: PackedBits) -> f32 {
+    match bits {
+        PackedBits::Eight => 127.0,
+        PackedBits::Four => 7.0,
+        PackedBits::Two => 1.0,
+    }
+}
+
+fn absmax(row: &[f32]) -> f32 {
+    row.iter().fold(0.0_f32, |max, x| max.max(x.abs()))
+}
+
+/// Stores a scale and returns it as stored. What is zero once it is rounded counts as a group of zeros:
+/// no scale of the type could hold it.
+fn push_scale(stored: ScaleType, scale: f32, scales: &mut Vec<u8>) -> Result<f32, RowFault> {
+    let rounded = match stored {
+        ScaleType::F32 => scale,
+        ScaleType::F16 => f16::from_f32(scale).to_f32(),
+    };
+    if rounded.is_infinite() {
+        return Err(RowFault::ScaleTooLarge);
+    }
+    let scale = if rounded == 0.0 { 1.0 } else { rounded };
+    match stored {
+        ScaleType::F32 => scales.extend_from_slice(&scale.to_le_bytes()),
+        ScaleType::F16 => scales.extend_from_slice(&f16::from_f32(scale).to_le_bytes()),
+    }
+    Ok(scale)
+}
+
+/// Packs a row. The bits that fill its last byte are 0: no reader looks at them.
+fn pack(bits: PackedBits, quantised: &[i8], packed: &mut Vec<u8>) {
+    match bits {
+        PackedBits::Eight => packed.extend(quantised.iter().map(|q| *q as u8)),
+        PackedBits::Four => packed.extend(quantised.chunks(2).map(|pair| {
             let nibble = |q: i8| (q + 8) as u8;
             nibble(pair[0]) | pair.get(1).map_or(0, |q| nibble(*q) << 4)
-        }));
-    } else {
-        packed.extend(quantised.iter().map(|q| *q as u8));
+        })),
+        PackedBits::Two => packed.extend(quantised.chunks(4).map(|four| {
+            let bits = four.iter().zip([0, 2, 4, 6]).map(|(q, shift)| ((q + 2) as u8) << shift);
+            bits.fold(0, |byte, bits| byte | bits)
+        })),
     }
 }
 
@@ -88,7 +128,7 @@ fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
                 *x = bf16::from_le_bytes(*b).to_f32();
             }
         }
-        StoredType::Int8 | StoredType::Int4 | StoredType::Fp8 | StoredType::MxFp4 => {
+        StoredType::Packed(_) | StoredType::Fp8 | StoredType::MxFp4 => {
             debug_assert!(false, "packed rows are copied");
         }
     }
@@ -97,45 +137,86 @@ fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tierkeep_plans::catalogue::Group;
 
-    fn quantise(target: StoredType, row: &[f32]) -> Option<(Vec<u8>, RowOutcome)> {
+    const INT8: Packed = Packed::plain(PackedBits::Eight);
+    const INT4: Packed = Packed::plain(PackedBits::Four);
+    const INT2: Packed = Packed::plain(PackedBits::Two);
+
+    /// Packed bytes, scales as stored, and the relative error.
+    type Outcome = (Vec<u8>, Vec<u8>, Option<f64>);
+
+    fn quantise(target: Packed, row: &[f32]) -> Result<Outcome, RowFault> {
         let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let mut packed = Vec::new();
-        let outcome =
-            RowQuantiser::new(StoredType::F32, target, row.len()).push(&bytes, &mut packed)?;
-        Some((packed, outcome))
+        let (mut packed, mut scales) = (Vec::new(), Vec::new());
+        let error = RowQuantiser::new(StoredType::F32, target, row.len()).push(
+            &bytes,
+            &mut packed,
+            &mut scales,
+        )?;
+        Ok((packed, scales, error))
+    }
+
+    fn one() -> Vec<u8> {
+        1.0_f32.to_le_bytes().to_vec()
     }
 
     #[test]
     fn ties_go_to_even_and_the_largest_is_exact() {
-        let (packed, outcome) =
-            quantise(StoredType::Int8, &[127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5]).unwrap();
-        assert_eq!(outcome.scale, 1.0);
-        assert_eq!(packed, [127, 129, 0, 2, 2, 0, 254]);
+        let row = [127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5];
+        let (packed, scales, _) = quantise(INT8, &row).unwrap();
+        assert_eq!((packed, scales), (vec![127, 129, 0, 2, 2, 0, 254], one()));
     }
 
     #[test]
-    fn nibbles_are_low_first_and_odd_rows_are_filled() {
-        let (packed, outcome) = quantise(StoredType::Int4, &[7.0, -7.0, 1.0]).unwrap();
-        assert_eq!(outcome.scale, 1.0);
-        assert_eq!(packed, [0x1f, 0x09]);
-        assert_eq!(outcome.relative_error, Some(0.0));
+    fn low_bits_come_first_and_short_rows_are_filled() {
+        let (packed, scales, error) = quantise(INT4, &[7.0, -7.0, 1.0]).unwrap();
+        assert_eq!((packed, scales, error), (vec![0x1f, 0x09], one(), Some(0.0)));
+        // 3, 1, 2, 3; 1 in the low bits of the second byte.
+        let (packed, scales, error) = quantise(INT2, &[1.0, -1.0, 0.0, 1.0, -1.0]).unwrap();
+        assert_eq!((packed, scales, error), (vec![0b_11_10_01_11, 0b_01], one(), Some(0.0)));
     }
 
     #[test]
     fn rows_of_zeros_have_the_scale_one() {
-        let (packed, outcome) = quantise(StoredType::Int4, &[0.0, -0.0]).unwrap();
-        assert_eq!((packed, outcome.scale, outcome.relative_error), (vec![0x88], 1.0, None));
+        assert_eq!(quantise(INT4, &[0.0, -0.0]).unwrap(), (vec![0x88], one(), None));
         // A smallest subnormal over 127 is zero in f32.
-        let (packed, outcome) = quantise(StoredType::Int8, &[f32::from_bits(1)]).unwrap();
-        assert_eq!((packed, outcome.scale), (vec![0], 1.0));
-        assert_eq!(outcome.relative_error, Some(1.0));
+        let tiny = quantise(INT8, &[f32::from_bits(1)]).unwrap();
+        assert_eq!(tiny, (vec![0], one(), Some(1.0)));
+        // And what f16 cannot hold is zero in f16: 2^-25 rounds to even.
+        let half = Packed { scale: ScaleType::F16, ..INT2 };
+        let (packed, scales, _) = quantise(half, &[2.0_f32.powi(-25)]).unwrap();
+        assert_eq!((packed, scales), (vec![0b10], vec![0x00, 0x3c]));
+    }
+
+    #[test]
+    fn groups_have_scales_of_their_own() {
+        let target = Packed { group: Group::Of32, ..INT8 };
+        let row: Vec<f32> = (0..40).map(|i| if i < 32 { 127.0 } else { 254.0 }).collect();
+        let (packed, scales, error) = quantise(target, &row).unwrap();
+        assert_eq!((packed, error), (vec![127; 40], Some(0.0)));
+        assert_eq!(scales, [1.0_f32.to_le_bytes(), 2.0_f32.to_le_bytes()].concat());
+    }
+
+    #[test]
+    fn scales_of_16_bits_are_rounded_before_they_divide() {
+        let target = Packed { scale: ScaleType::F16, ..INT8 };
+        // 0.1 over 127 in f16 is above it, so that the largest is 126.98 steps.
+        let scale = f16::from_f32(0.1 / 127.0);
+        let row = [0.1, 63.5 * scale.to_f32(), 64.5 * scale.to_f32()];
+        let (packed, scales, _) = quantise(target, &row).unwrap();
+        assert_eq!((packed, scales), (vec![127, 64, 64], scale.to_le_bytes().to_vec()));
+        // One that is rounded down: the largest is clamped.
+        let half_max = f16::MAX.to_f32();
+        assert_eq!(quantise(target, &[half_max * 127.0]).unwrap().0, [127]);
+        let fault = quantise(target, &[65520.0 * 127.0]).unwrap_err();
+        assert_eq!(fault, RowFault::ScaleTooLarge);
     }
 
     #[test]
     fn what_is_not_finite_is_refused() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert!(quantise(StoredType::Int8, &[1.0, bad]).is_none());
+            assert_eq!(quantise(INT8, &[1.0, bad]).unwrap_err(), RowFault::NotFinite);
         }
     }
 

@@ -271,9 +271,9 @@ mod tests {
     #[test]
     fn an_expert_split_over_shards_takes_one_read_for_each_piece() {
         let layout = separate([
-            matrix(StoredType::Int8, span(1, 8, 100), Some(span(1, 108, 40))),
-            matrix(StoredType::Int8, span(1, 200, 100), None),
-            matrix(StoredType::Int8, span(0, 900, 100), None),
+            matrix(StoredType::INT8, span(1, 8, 100), Some(span(1, 108, 40))),
+            matrix(StoredType::INT8, span(1, 200, 100), None),
+            matrix(StoredType::INT8, span(0, 900, 100), None),
         ]);
         let at: Vec<_> =
             layout.extents().iter().map(|e| (e.shard, e.bytes, e.slab_offset)).collect();

@@ -7,9 +7,11 @@
 mod assemble;
 mod class;
 pub mod config;
+pub mod container;
 pub mod header;
 mod layout;
 pub mod outline;
+mod packed;
 pub mod roles;
 mod shards;
 pub mod sidecar;
@@ -29,7 +31,7 @@ pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
 use self::sidecar::Sidecar;
 pub use self::source::{Entry, Folder, Source, open_file};
-pub use self::stored::{Scales, StoredType};
+pub use self::stored::{Group, Packed, PackedBits, ScaleType, Scales, StoredType};
 pub use self::survey::{
     Missing, ShardState, StopTokens, Survey, SurveyedShard, stop_tokens, survey,
 };
@@ -227,6 +229,18 @@ pub enum CatalogueError {
         /// The shape that the config asks for.
         expected: Vec<u64>,
     },
+    /// Packed integers whose bytes, scales and metadata do not go together.
+    #[error("tensor {tensor} holds {found}, expected {expected}: {remedy}")]
+    Packing {
+        /// Its published name.
+        tensor: String,
+        /// What was found.
+        found: String,
+        /// What would be right.
+        expected: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// A container of ours in a form that this build does not read.
     #[error("{} is packed in a form that this build does not read ({found}): use a newer tierkeep, or convert the model again", path.display())]
     UnknownContainer {
@@ -237,7 +251,7 @@ pub enum CatalogueError {
     },
     /// A tensor that the model needs is stored in a type that this build does not read.
     #[error(
-        "tensor {tensor} is stored as {found}: this build reads bf16, f16, f32, e4m3 with scales of 128x128 blocks (_scale_inv), MXFP4 and packed U8 of 8 or 4 bits with .qs scales"
+        "tensor {tensor} is stored as {found}: this build reads bf16, f16, f32, e4m3 with scales of 128x128 blocks (_scale_inv), MXFP4 and packed U8 of 8, 4 or 2 bits with .qs scales"
     )]
     UnsupportedType {
         /// Its published name.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::header::{HeaderError, ShardHeader};
 use super::roles::PADDING_PREFIX;
 use super::source::{Entry, Source};
-use super::{CatalogueError, Warning, config};
+use super::{CatalogueError, Warning, config, container};
 use crate::spec::ArchSpec;
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -277,7 +277,7 @@ fn read_headers(
                 return Err(CatalogueError::Header { path: source.locate(&name), source: error });
             }
         };
-        match unknown_container(&header) {
+        match container::unknown(&header.metadata) {
             Some(found) => {
                 Err(CatalogueError::UnknownContainer { path: source.locate(&name), found })
             }
@@ -382,23 +382,6 @@ impl<'a> ReadShards<'a> {
             remedy: "nothing: the shard headers are used".to_owned(),
         })
     }
-}
-
-/// The first metadata entry of our own containers that this build does not know how to read: another
-/// format, scales of another grouping or of another type. Other keys may be ignored.
-pub(super) fn unknown_container(header: &ShardHeader) -> Option<String> {
-    let known = |key: &str| match key.rsplit('.').next() {
-        Some("format") => Some("1"),
-        Some("group") => Some("row"),
-        Some("scale") => Some("F32"),
-        _ => None,
-    };
-    header
-        .metadata
-        .iter()
-        .filter(|(key, _)| key.starts_with("tierkeep."))
-        .find(|(key, value)| known(key).is_some_and(|k| !value.eq_ignore_ascii_case(k)))
-        .map(|(key, value)| format!("{key} = {value}"))
 }
 
 /// Whether a file belongs to the model by its name alone.

@@ -1,11 +1,15 @@
-//! How weights are stored: owns the bytes that each stored type takes for a shape. What the bits mean
-//! is the kernels'.
+//! How weights are stored: owns the bytes that each stored type takes for a shape, and the names that
+//! users see. What the bits mean is the kernels'; the types of packed integers are `packed`'s.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::{Serialize, Serializer};
+
+pub use super::packed::{Group, Packed, PackedBits, ScaleType};
 
 /// How a weight is stored, and so how it is computed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StoredType {
     /// IEEE single.
     F32,
@@ -13,10 +17,8 @@ pub enum StoredType {
     F16,
     /// The upper half of an IEEE single.
     Bf16,
-    /// Two's complement bytes, one F32 scale a row.
-    Int8,
-    /// Value plus 8 in a nibble, low nibble first, rows padded to whole bytes, one F32 scale a row.
-    Int4,
+    /// Integers of 8, 4 or 2 bits with scales.
+    Packed(Packed),
     /// Sign, 4 bits of exponent, 3 of mantissa (e4m3, no infinities), one float scale for each block
     /// of 128 x 128 elements; blocks at the edges are partial.
     Fp8,
@@ -62,9 +64,19 @@ impl Scales {
 }
 
 impl StoredType {
+    /// 8 bits in the plain form: one F32 scale a row.
+    pub const INT8: Self = Self::Packed(Packed::plain(PackedBits::Eight));
+    /// 4 bits in the plain form.
+    pub const INT4: Self = Self::Packed(Packed::plain(PackedBits::Four));
+    /// 2 bits in the plain form.
+    pub const INT2: Self = Self::Packed(Packed::plain(PackedBits::Two));
+
     /// Every type that is read.
-    pub const ALL: [Self; 7] =
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Int4, Self::Fp8, Self::MxFp4];
+    pub fn all() -> impl Iterator<Item = Self> {
+        let floats = [Self::F32, Self::F16, Self::Bf16];
+        let packed = Packed::all().map(Self::Packed);
+        floats.into_iter().chain(packed).chain([Self::Fp8, Self::MxFp4])
+    }
 
     /// Bytes of one row of `cols` elements, scales not counted.
     #[must_use]
@@ -72,8 +84,8 @@ impl StoredType {
         match self {
             Self::F32 => cols * 4,
             Self::F16 | Self::Bf16 => cols * 2,
-            Self::Int8 | Self::Fp8 => cols,
-            Self::Int4 => cols.div_ceil(2),
+            Self::Packed(packed) => packed.bits.row_bytes(cols),
+            Self::Fp8 => cols,
             // Whole runs of 32: a run is 16 bytes also where the row ends within it.
             Self::MxFp4 => cols.div_ceil(32) * 16,
         }
@@ -84,30 +96,63 @@ impl StoredType {
     pub fn scales(self) -> Scales {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => Scales::None,
-            Self::Int8 | Self::Int4 => Scales::Row,
+            Self::Packed(packed) => match packed.group.cols() {
+                None => Scales::Row,
+                Some(cols) => Scales::Block { rows: 1, cols },
+            },
             Self::Fp8 => Scales::Block { rows: 128, cols: 128 },
             Self::MxFp4 => Scales::Block { rows: 1, cols: 32 },
         }
     }
 
-    /// Whether a row carries an F32 scale in a tensor of its own.
+    /// The packed integers that it is.
     #[must_use]
-    pub fn has_row_scales(self) -> bool {
-        self.scales() == Scales::Row
+    pub fn packed(self) -> Option<Packed> {
+        match self {
+            Self::Packed(packed) => Some(packed),
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8 | Self::MxFp4 => None,
+        }
     }
 
-    /// Its name as users see it.
+    /// Its name as users see it, such as `int4-g64-f16`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
+            Self::Packed(packed) => packed.name(),
             Self::Fp8 => "fp8",
             Self::MxFp4 => "mxfp4",
         }
+    }
+
+    /// The type of this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::all().find(|stored| stored.name() == name)
+    }
+}
+
+impl Serialize for StoredType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for StoredType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameVisitor;
+        impl Visitor<'_> for NameVisitor {
+            type Value = StoredType;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a stored type")
+            }
+            fn visit_str<E: Error>(self, name: &str) -> Result<StoredType, E> {
+                StoredType::of_name(name).ok_or_else(|| E::custom("an unknown stored type"))
+            }
+        }
+        deserializer.deserialize_str(NameVisitor)
     }
 }
 
@@ -118,11 +163,34 @@ mod tests {
     #[test]
     fn rows_and_scales_are_padded_as_their_containers_pad_them() {
         use StoredType as S;
-        let bytes = S::ALL.map(|stored| (stored.row_bytes(33), stored.scales().count(129, 257)));
+        let types = [S::F32, S::F16, S::Bf16, S::INT8, S::INT4, S::INT2, S::Fp8, S::MxFp4];
+        let bytes = types.map(|stored| (stored.row_bytes(33), stored.scales().count(129, 257)));
         assert_eq!(
             bytes,
-            [(132, 0), (66, 0), (66, 0), (33, 129), (17, 129), (33, 2 * 3), (32, 129 * 9)]
+            [
+                (132, 0),
+                (66, 0),
+                (66, 0),
+                (33, 129),
+                (17, 129),
+                (9, 129),
+                (33, 2 * 3),
+                (32, 129 * 9)
+            ]
         );
         assert_eq!(S::Fp8.scales().shape(192, 160), Some((2, 2)));
+    }
+
+    #[test]
+    fn every_type_has_a_name_of_its_own() {
+        let names: Vec<&str> = StoredType::all().map(StoredType::name).collect();
+        assert_eq!(names.len(), 5 + 3 * 4 * 2);
+        for stored in StoredType::all() {
+            assert_eq!(StoredType::of_name(stored.name()), Some(stored));
+        }
+        assert_eq!(StoredType::INT4.name(), "int4");
+        for name in ["int8-f16", "int4-g64", "int4-g128-f16", "int2-g32-f16"] {
+            assert!(names.contains(&name), "{name}");
+        }
     }
 }

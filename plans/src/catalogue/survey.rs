@@ -14,7 +14,7 @@ use super::header::{HeaderBytes, HeaderError, ShardHeader};
 use super::roles::{self, FusedTensor, Part, Projection, Role};
 use super::shards::{self, Files, IndexBytes};
 use super::source::Source;
-use super::{CatalogueError, assemble, config};
+use super::{CatalogueError, assemble, config, container};
 use crate::spec::ArchSpec;
 use crate::units::Bytes;
 
@@ -230,7 +230,7 @@ fn state_of(
         Err(error) => return (ShardState::Damaged { error }, None),
     };
     match bytes.parse() {
-        Ok(header) => match shards::unknown_container(&header) {
+        Ok(header) => match container::unknown(&header.metadata) {
             Some(found) => (ShardState::UnknownContainer { found }, None),
             None => (ShardState::Whole { bytes: header.file_bytes }, Some(header)),
         },

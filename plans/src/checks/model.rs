@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use super::text::{count, first_few, ranges};
 use super::{Check, Status};
 use crate::catalogue::{
-    Catalogue, CatalogueError, ConfigError, HeaderError, Missing, Outline, OutlineLine, Role,
-    RoleClass, ShardState, StopTokens, StoredType, Survey, SurveyedShard,
+    Catalogue, CatalogueError, ConfigError, Group, HeaderError, Missing, Outline, OutlineLine,
+    PackedBits, Role, RoleClass, ShardState, StopTokens, StoredType, Survey, SurveyedShard,
 };
 use crate::units::Bytes;
 
@@ -152,34 +152,53 @@ fn container(model: &Catalogue) -> Check {
     let id = "model.container";
     let decoder_experts =
         || model.spec.expert_layers().flat_map(|layer| model.layer_experts(layer));
-    let n_poor = decoder_experts().filter(|e| is_row_scaled_int4(e.gate.stored)).count();
-    if n_poor == 0 {
+    let poor = || decoder_experts().filter_map(|expert| Poor::of(expert.gate.stored));
+    let Some(worst) = poor().max() else {
         return Check::ok(id, "no packing that is known to be poor");
-    }
-    let n_all = decoder_experts().count();
+    };
+    let (n_poor, n_all) = (poor().filter(|poor| *poor == worst).count(), decoder_experts().count());
     let which =
         if n_poor == n_all { format!("all {n_all}") } else { format!("{n_poor} of {n_all}") };
-    Check::warn(
-        id,
-        format!(
-            "{which} routed experts are stored at 4 bits with one scale a row, which is known to \
-             be poor: 48.8 instead of 57.0 on a suite of tasks for OLMoE-1B-7B, 54.0 with groups of 128 \
-             (published for another engine that packs so; not measured here)"
+    match worst {
+        Poor::FourBitRows => Check::warn(
+            id,
+            format!(
+                "{which} routed experts are stored at 4 bits with one scale a row, which is known \
+                 to be poor: 48.8 instead of 57.0 on a suite of tasks for OLMoE-1B-7B, 54.0 with \
+                 groups of 128 (published for another engine that packs so; not measured here)"
+            ),
+            "expect worse answers; a container with a scale for every 32 to 128 weights, or 8 bits, \
+             keeps quality",
         ),
-        "expect worse answers; a container with a scale for every 32 to 128 weights, or 8 bits, keeps \
-         quality",
-    )
+        Poor::TwoBits => Check::warn(
+            id,
+            format!(
+                "{which} routed experts are stored at 2 bits by plain rounding, which is known to be \
+                 poor (measured on glm-nano, see docs/numerics.md)"
+            ),
+            "expect wrong answers; 4 bits with a scale for every 32 to 128 weights keep quality",
+        ),
+    }
 }
 
-fn is_row_scaled_int4(stored: StoredType) -> bool {
-    match stored {
-        StoredType::Int4 => true,
-        StoredType::F32
-        | StoredType::F16
-        | StoredType::Bf16
-        | StoredType::Int8
-        | StoredType::Fp8
-        | StoredType::MxFp4 => false,
+/// Ways of packing experts that are known to cost quality, from the less to the more harmful.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Poor {
+    /// 4 bits with one scale a row.
+    FourBitRows,
+    /// 2 bits of any grouping.
+    TwoBits,
+}
+
+impl Poor {
+    fn of(stored: StoredType) -> Option<Self> {
+        let packed = stored.packed()?;
+        match (packed.bits, packed.group) {
+            (PackedBits::Two, _) => Some(Self::TwoBits),
+            (PackedBits::Four, Group::Row) => Some(Self::FourBitRows),
+            (PackedBits::Four, Group::Of128 | Group::Of64 | Group::Of32)
+            | (PackedBits::Eight, _) => None,
+        }
     }
 }
 
@@ -236,6 +255,11 @@ pub fn damaged_model_checks(
             "model.types",
             error.to_string(),
             "fetch the model in a type that this build computes on, or convert it",
+        ),
+        CatalogueError::Packing { tensor, found, expected, remedy } => Check::fail(
+            "model.types",
+            format!("tensor {tensor} holds {found}, expected {expected}"),
+            *remedy,
         ),
         _ => Check::skip_because("model.types", "the failures come first"),
     });

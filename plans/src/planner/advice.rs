@@ -16,8 +16,9 @@ use crate::usage::History;
 const MORE_BYTES: u64 = 8_000_000_000;
 /// Bits of a weight in groups of 64 with a scale of 16 bits.
 const FEW_BITS: f64 = 4.25;
-/// Experts with at most so many bits a weight count as stored at 4 bits.
-const ALREADY_FEW_BITS: f64 = 4.6;
+/// Experts with at most so many bits a weight count as stored at 4 bits: in groups of 32 with a scale of
+/// 32 bits they have 5.
+const ALREADY_FEW_BITS: f64 = 5.01;
 
 /// One thing that could be different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -222,7 +223,9 @@ impl Question<'_> {
             change: Change::FewerBits,
             what: format!("experts at {FEW_BITS} bits a weight, not {}", bits_in_words(bits)),
             after: self.ask(&sums, self.machine, self.options),
-            note: "`tierkeep convert MODEL OUT --experts 4`; it costs quality".to_owned(),
+            note:
+                "`tierkeep convert MODEL OUT --experts 4 --group 64 --scales f16`; it costs quality"
+                    .to_owned(),
         })
     }
 

@@ -16,6 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tierkeep_plans::catalogue::{Group, Packed, PackedBits, ScaleType};
 
 /// One tensor of a shard.
 #[derive(Clone, Debug)]
@@ -62,14 +63,21 @@ pub(crate) enum Form {
     F32,
     /// BF16.
     Bf16,
-    /// U8 `(rows, cols)` with scales.
-    Int8,
-    /// U8 `(rows * cols)` with scales.
-    FlatInt8,
-    /// U8 `(rows, cols / 2)` with scales.
-    Int4,
-    /// U8 `(rows * cols / 2)` with scales.
-    FlatInt4,
+    /// U8 `(rows, row bytes)` with scales `(rows)`, or `(rows, groups)` where rows have several.
+    Packed(Packed),
+    /// The same with both flat.
+    Flat(Packed),
+}
+
+impl Form {
+    /// 8 bits, one F32 scale a row.
+    pub(crate) const INT8: Self = Self::Packed(Packed::plain(PackedBits::Eight));
+    /// 4 bits, one F32 scale a row.
+    pub(crate) const INT4: Self = Self::Packed(Packed::plain(PackedBits::Four));
+    /// The first with flat tensors.
+    pub(crate) const FLAT_INT8: Self = Self::Flat(Packed::plain(PackedBits::Eight));
+    /// The second with flat tensors.
+    pub(crate) const FLAT_INT4: Self = Self::Flat(Packed::plain(PackedBits::Four));
 }
 
 /// A checkpoint that is not written yet.
@@ -152,18 +160,36 @@ impl Checkpoint {
 
     /// Adds a matrix, with scales where its form has them.
     pub(crate) fn matrix(&mut self, name: &str, rows: u64, cols: u64, form: Form) {
-        let (dtype, shape) = match form {
-            Form::F32 => ("F32", vec![rows, cols]),
-            Form::Bf16 => ("BF16", vec![rows, cols]),
-            Form::Int8 => ("U8", vec![rows, cols]),
-            Form::FlatInt8 => ("U8", vec![rows * cols]),
-            Form::Int4 => ("U8", vec![rows, cols.div_ceil(2)]),
-            Form::FlatInt4 => ("U8", vec![rows * cols.div_ceil(2)]),
+        let (packed, is_flat) = match form {
+            Form::F32 => return self.tensors.push(TestTensor::new(name, "F32", &[rows, cols])),
+            Form::Bf16 => return self.tensors.push(TestTensor::new(name, "BF16", &[rows, cols])),
+            Form::Packed(packed) => (packed, false),
+            Form::Flat(packed) => (packed, true),
         };
-        self.tensors.push(TestTensor::new(name, dtype, &shape));
-        if dtype == "U8" {
-            self.tensors.push(TestTensor::new(&format!("{name}.qs"), "F32", &[rows]));
-        }
+        let row_bytes = match packed.bits {
+            PackedBits::Eight => cols,
+            PackedBits::Four => cols.div_ceil(2),
+            PackedBits::Two => cols.div_ceil(4),
+        };
+        let groups = match packed.group {
+            Group::Row => 1,
+            Group::Of128 => cols.div_ceil(128),
+            Group::Of64 => cols.div_ceil(64),
+            Group::Of32 => cols.div_ceil(32),
+        };
+        let shape = if is_flat { vec![rows * row_bytes] } else { vec![rows, row_bytes] };
+        self.tensors.push(TestTensor::new(name, "U8", &shape));
+        let dtype = match packed.scale {
+            ScaleType::F32 => "F32",
+            ScaleType::F16 => "F16",
+        };
+        let is_one = packed.group == Group::Row;
+        let shape = match (is_flat, is_one) {
+            (true, _) => vec![rows * groups],
+            (false, true) => vec![rows],
+            (false, false) => vec![rows, groups],
+        };
+        self.tensors.push(TestTensor::new(&format!("{name}.qs"), dtype, &shape));
     }
 
     fn layer(&mut self, layer: u64, form: Form) {

@@ -8,7 +8,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{Table, simd::element_kernels};
+use super::{
+    Table,
+    scalar::ByRow,
+    simd::{element_kernels, packed_kernels},
+};
 
 type Vector = __m256;
 const WIDTH: usize = 8;
@@ -21,11 +25,12 @@ pub(super) fn table() -> Option<&'static Table> {
 }
 
 static TABLE: Table = Table {
-    f32: f32::KERNELS,
-    f16: f16::KERNELS,
-    bf16: bf16::KERNELS,
-    int8: int8::KERNELS,
-    int4: int4::KERNELS,
+    f32: f32::kernels::<ByRow>(),
+    f16: f16::kernels::<ByRow>(),
+    bf16: bf16::kernels::<ByRow>(),
+    int8: packed_kernels!(int8),
+    int4: packed_kernels!(int4),
+    int2: packed_kernels!(int2),
 };
 
 element_kernels!(f32, "avx2,f16c", F32, 128, decode_f32, tall: 2, wide: 1 x 3);
@@ -33,6 +38,7 @@ element_kernels!(f16, "avx2,f16c", F16, 64, decode_f16, tall: 2, wide: 1 x 3);
 element_kernels!(bf16, "avx2,f16c", Bf16, 64, decode_bf16, tall: 2, wide: 1 x 3);
 element_kernels!(int8, "avx2,f16c", Int8, 32, decode_int8, tall: 2, wide: 1 x 3);
 element_kernels!(int4, "avx2,f16c", Int4, 16, decode_int4, tall: 2, wide: 1 x 3);
+element_kernels!(int2, "avx2,f16c", Int2, 8, decode_int2, tall: 2, wide: 1 x 3);
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -64,6 +70,14 @@ fn load(from: &[f32; WIDTH]) -> Vector {
 fn store(to: &mut [f32; WIDTH], value: Vector) {
     // SAFETY: the reference is to 32 writable bytes, and the store needs no alignment.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+/// A scale of 16 bits, exact.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn half_scale(bytes: [u8; 2]) -> f32 {
+    let half = _mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)));
+    _mm_cvtss_f32(_mm_cvtph_ps(half))
 }
 
 /// Asks for the cache lines of a block `ahead` bytes after `block`, which may be past everything.
@@ -144,4 +158,19 @@ fn decode_int4(bytes: &[u8; 16]) -> Block {
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(high))),
     ]
+}
+
+/// Eight elements at once: two bytes in every lane, each lane shifted to its element, whose low bits
+/// index a table of the four values, held twice (which ignores the bits above the third).
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_int2(bytes: &[u8; 8]) -> Block {
+    let shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    let values = _mm256_setr_ps(-2.0, -1.0, 0.0, 1.0, -2.0, -1.0, 0.0, 1.0);
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        let word = _mm256_set1_epi32(i32::from(u16::from_le_bytes(*bytes)));
+        *out = _mm256_permutevar8x32_ps(values, _mm256_srlv_epi32(word, shifts));
+    }
+    out
 }

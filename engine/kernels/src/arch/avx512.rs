@@ -8,7 +8,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{Table, simd::element_kernels};
+use super::{
+    Table,
+    scalar::ByRow,
+    simd::{element_kernels, packed_kernels},
+};
 
 type Vector = __m512;
 const WIDTH: usize = 16;
@@ -25,11 +29,12 @@ pub(super) fn table() -> Option<&'static Table> {
 }
 
 static TABLE: Table = Table {
-    f32: f32::KERNELS,
-    f16: f16::KERNELS,
-    bf16: bf16::KERNELS,
-    int8: int8::KERNELS,
-    int4: int4::KERNELS,
+    f32: f32::kernels::<ByRow>(),
+    f16: f16::kernels::<ByRow>(),
+    bf16: bf16::kernels::<ByRow>(),
+    int8: packed_kernels!(int8),
+    int4: packed_kernels!(int4),
+    int2: packed_kernels!(int2),
 };
 
 element_kernels!(f32, "avx512f,avx512bw,avx512dq,avx512vl", F32, 128, decode_f32, tall: 4, wide: 2 x 4);
@@ -37,6 +42,7 @@ element_kernels!(f16, "avx512f,avx512bw,avx512dq,avx512vl", F16, 64, decode_f16,
 element_kernels!(bf16, "avx512f,avx512bw,avx512dq,avx512vl", Bf16, 64, decode_bf16, tall: 4, wide: 2 x 4);
 element_kernels!(int8, "avx512f,avx512bw,avx512dq,avx512vl", Int8, 32, decode_int8, tall: 4, wide: 2 x 4);
 element_kernels!(int4, "avx512f,avx512bw,avx512dq,avx512vl", Int4, 16, decode_int4, tall: 4, wide: 2 x 4);
+element_kernels!(int2, "avx512f,avx512bw,avx512dq,avx512vl", Int2, 8, decode_int2, tall: 4, wide: 2 x 4);
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -68,6 +74,14 @@ fn load(from: &[f32; WIDTH]) -> Vector {
 fn store(to: &mut [f32; WIDTH], value: Vector) {
     // SAFETY: the reference is to 64 writable bytes, and the store needs no alignment.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+/// A scale of 16 bits, exact.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn half_scale(bytes: [u8; 2]) -> f32 {
+    let half = _mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)));
+    _mm_cvtss_f32(_mm_cvtph_ps(half))
 }
 
 /// Asks for the cache lines of a block `ahead` bytes after `block`, which may be past everything.
@@ -152,6 +166,21 @@ fn decode_int4(bytes: &[u8; 16]) -> Block {
         let [low, high] = halves(bytes).map(|word: &[u8; 4]| i32::from_le_bytes(*word));
         let words = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
         *out = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), values);
+    }
+    out
+}
+
+/// Sixteen elements at once, as nibbles are: the four values are in the table four times, for the two
+/// bits above an element.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_int2(bytes: &[u8; 8]) -> Block {
+    let shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    let values = _mm512_setr4_ps(-2.0, -1.0, 0.0, 1.0);
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        let word = _mm512_set1_epi32(i32::from_le_bytes(*bytes));
+        *out = _mm512_permutexvar_ps(_mm512_srlv_epi32(word, shifts), values);
     }
     out
 }

@@ -1,9 +1,13 @@
 //! The kernels of each instruction set, as tables of function pointers.
 //!
-//! Owns: what a kernel is handed and what it must return. Refuses: shapes, scales and threads: the
-//! caller has cut the rows, applies the scale and decides who runs what.
+//! Owns: what a kernel is handed and what it must return. Refuses: shapes and threads: the caller has
+//! cut the rows and decides who runs what. A scale that a whole row shares is the caller's, too; those
+//! of groups are applied here.
 
-use crate::{Isa, matrix::ElementType};
+use crate::{
+    Isa,
+    matrix::{ElementType, Group, PackedBits, Rows, ScaleType},
+};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -27,9 +31,8 @@ pub(crate) const MAX_TILE: usize = 16;
 pub(crate) struct Tile {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// `(w, row_stride, x, out)`: `w` begins at the first row, `x` is `(columns, cols)`, `out` is
-    /// `(rows, columns)`, unscaled.
-    pub(crate) run: fn(&[u8], usize, &[f32], &mut [f32]),
+    /// `(w, x, out)`: `x` is `(columns, cols)`, `out` is `(rows, columns)`, not scaled by the row.
+    pub(crate) run: fn(&Rows<'_>, &[f32], &mut [f32]),
 }
 
 /// The kernels for one stored type.
@@ -40,12 +43,22 @@ pub(crate) struct ElementKernels {
     pub(crate) tall: Tile,
     /// One or more rows, some vectors.
     pub(crate) wide: Tile,
-    /// `(w, a, out)`: `out[c] += a * w[c]`, unscaled.
-    pub(crate) accumulate: fn(&[u8], f32, &mut [f32]),
-    /// `(w, row_stride, a, out)`: the same for four consecutive rows, in ascending order.
-    pub(crate) accumulate_tile: fn(&[u8], usize, &[f32; ACCUMULATE_ROWS], &mut [f32]),
-    /// `(w, out)`: the row as f32, unscaled.
-    pub(crate) decode: fn(&[u8], &mut [f32]),
+    /// `(w, a, out)`: `out[c] += a * w[c]`, not scaled by the row.
+    pub(crate) accumulate: fn(&Rows<'_>, f32, &mut [f32]),
+    /// `(w, a, out)`: the same for four consecutive rows, in ascending order.
+    pub(crate) accumulate_tile: fn(&Rows<'_>, &[f32; ACCUMULATE_ROWS], &mut [f32]),
+    /// `(w, out)`: the row as f32, not scaled by the row.
+    pub(crate) decode: fn(&Rows<'_>, &mut [f32]),
+}
+
+/// The kernels for integers of some bits.
+pub(crate) struct PackedKernels {
+    /// Where a whole row shares a scale, of whatever type.
+    pub(crate) by_row: ElementKernels,
+    /// Where groups have f32 scales.
+    pub(crate) by_f32: ElementKernels,
+    /// Where groups have f16 scales.
+    pub(crate) by_f16: ElementKernels,
 }
 
 /// The kernels of one instruction set.
@@ -53,19 +66,29 @@ pub(crate) struct Table {
     pub(crate) f32: ElementKernels,
     pub(crate) f16: ElementKernels,
     pub(crate) bf16: ElementKernels,
-    pub(crate) int8: ElementKernels,
-    pub(crate) int4: ElementKernels,
+    pub(crate) int8: PackedKernels,
+    pub(crate) int4: PackedKernels,
+    pub(crate) int2: PackedKernels,
 }
 
 impl Table {
     #[inline]
     pub(crate) fn of(&self, element: ElementType) -> &ElementKernels {
-        match element {
-            ElementType::F32 => &self.f32,
-            ElementType::F16 => &self.f16,
-            ElementType::Bf16 => &self.bf16,
-            ElementType::Int8 => &self.int8,
-            ElementType::Int4 => &self.int4,
+        let packed = match element {
+            ElementType::F32 => return &self.f32,
+            ElementType::F16 => return &self.f16,
+            ElementType::Bf16 => return &self.bf16,
+            ElementType::Packed(packed) => packed,
+        };
+        let kernels = match packed.bits {
+            PackedBits::Eight => &self.int8,
+            PackedBits::Four => &self.int4,
+            PackedBits::Two => &self.int2,
+        };
+        match (packed.group, packed.scale) {
+            (Group::Row, _) => &kernels.by_row,
+            (Group::Of128 | Group::Of64 | Group::Of32, ScaleType::F32) => &kernels.by_f32,
+            (Group::Of128 | Group::Of64 | Group::Of32, ScaleType::F16) => &kernels.by_f16,
         }
     }
 }

@@ -4,8 +4,9 @@
 //! Owns: the decoding of each stored type and the order of sums. Refuses: processor-specific code;
 //! it is written in blocks of 32 so that a compiler vectorises it for whatever it targets.
 
-use super::{ACCUMULATE_ROWS, ElementKernels, LANES, MAX_TILE, Table, Tile};
+use super::{ACCUMULATE_ROWS, ElementKernels, LANES, MAX_TILE, PackedKernels, Table, Tile};
 use crate::convert::{bf16_to_f32, f16_to_f32};
+use crate::matrix::Rows;
 
 /// How a stored type becomes f32.
 pub(super) trait Element {
@@ -22,6 +23,51 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 pub(super) struct Int8;
 pub(super) struct Int4;
+pub(super) struct Int2;
+
+/// Where the scale of a block comes from.
+pub(super) trait Scale {
+    /// Whether elements are scaled before they take part in a sum.
+    const IS_GROUPED: bool;
+    /// Whether scales have 16 bits, which vector code decodes in its own way.
+    const IS_F16: bool;
+    /// Scale `group` of those stored in `scales`; 1 where the caller scales the row.
+    fn at(scales: &[u8], group: usize) -> f32;
+}
+
+/// The caller scales the row.
+pub(super) struct ByRow;
+/// Groups have f32 scales.
+pub(super) struct ByF32;
+/// Groups have f16 scales.
+pub(super) struct ByF16;
+
+impl Scale for ByRow {
+    const IS_GROUPED: bool = false;
+    const IS_F16: bool = false;
+    #[inline(always)]
+    fn at(_: &[u8], _: usize) -> f32 {
+        1.0
+    }
+}
+
+impl Scale for ByF32 {
+    const IS_GROUPED: bool = true;
+    const IS_F16: bool = false;
+    #[inline(always)]
+    fn at(scales: &[u8], group: usize) -> f32 {
+        f32::from_le_bytes(scales.as_chunks::<4>().0[group])
+    }
+}
+
+impl Scale for ByF16 {
+    const IS_GROUPED: bool = true;
+    const IS_F16: bool = true;
+    #[inline(always)]
+    fn at(scales: &[u8], group: usize) -> f32 {
+        f16_to_f32(u16::from_le_bytes(scales.as_chunks::<2>().0[group]))
+    }
+}
 
 impl Element for F32 {
     const BLOCK_BYTES: usize = 128;
@@ -89,6 +135,22 @@ impl Element for Int4 {
     }
 }
 
+impl Element for Int2 {
+    const BLOCK_BYTES: usize = 8;
+    #[inline(always)]
+    fn block(bytes: &[u8]) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        for (four, &byte) in out.as_chunks_mut::<4>().0.iter_mut().zip(bytes) {
+            *four = [0, 2, 4, 6].map(|shift| f32::from((byte >> shift & 3) as i8 - 2));
+        }
+        out
+    }
+    #[inline(always)]
+    fn element(bytes: &[u8], index: usize) -> f32 {
+        f32::from((bytes[index / 4] >> (index % 4 * 2) & 3) as i8 - 2)
+    }
+}
+
 #[inline(always)]
 fn block_of<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> [f32; LANES] {
     let mut out = [0.0; LANES];
@@ -111,37 +173,89 @@ pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Adds the elements past the last whole block, stored in `bytes`, and reduces.
-#[inline(always)]
-pub(super) fn finish<E: Element>(mut lanes: [f32; LANES], bytes: &[u8], x: &[f32]) -> f32 {
-    for (index, (lane, &x)) in lanes.iter_mut().zip(x).enumerate() {
-        *lane += E::element(bytes, index) * x;
-    }
-    reduce(lanes)
+/// The elements of a row past its last whole block: fewer than a block, so of one group.
+pub(super) struct Tail<'a> {
+    bytes: &'a [u8],
+    scale: f32,
 }
 
-/// `out[c] += a * w[c]` for the elements past the last whole block.
-#[inline(always)]
-pub(super) fn accumulate_tail<E: Element>(bytes: &[u8], a: f32, out: &mut [f32]) {
-    for (index, out) in out.iter_mut().enumerate() {
-        *out += a * E::element(bytes, index);
+impl<'a> Tail<'a> {
+    /// Those of row `row` after `blocks` blocks; `len` of them.
+    #[inline(always)]
+    pub(super) fn of<E: Element, S: Scale>(
+        w: &Rows<'a>,
+        row: usize,
+        blocks: usize,
+        len: usize,
+    ) -> Self {
+        // Where nothing is left there may be no scale either.
+        let scale = if S::IS_GROUPED && len > 0 {
+            S::at(&w.scales[row * w.scale_stride..], blocks >> w.blocks_shift)
+        } else {
+            1.0
+        };
+        Self { bytes: &w.bytes[row * w.stride + blocks * E::BLOCK_BYTES..], scale }
+    }
+
+    #[inline(always)]
+    fn element<E: Element, S: Scale>(&self, index: usize) -> f32 {
+        let value = E::element(self.bytes, index);
+        if S::IS_GROUPED { value * self.scale } else { value }
+    }
+
+    /// Adds products of the elements to the lanes, and reduces them.
+    #[inline(always)]
+    pub(super) fn finish<E: Element, S: Scale>(&self, mut lanes: [f32; LANES], x: &[f32]) -> f32 {
+        for (index, (lane, &x)) in lanes.iter_mut().zip(x).enumerate() {
+            *lane += self.element::<E, S>(index) * x;
+        }
+        reduce(lanes)
+    }
+
+    /// `out[c] += a * w[c]`.
+    #[inline(always)]
+    pub(super) fn accumulate<E: Element, S: Scale>(&self, a: f32, out: &mut [f32]) {
+        for (index, out) in out.iter_mut().enumerate() {
+            *out += a * self.element::<E, S>(index);
+        }
+    }
+
+    /// `out[c] = w[c]`.
+    #[inline(always)]
+    pub(super) fn decode<E: Element, S: Scale>(&self, out: &mut [f32]) {
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = self.element::<E, S>(index);
+        }
     }
 }
 
-/// `out[c] = w[c]` for the elements past the last whole block.
+/// The first `blocks` blocks of row `row`, each scaled where groups have scales.
 #[inline(always)]
-pub(super) fn decode_tail<E: Element>(bytes: &[u8], out: &mut [f32]) {
-    for (index, out) in out.iter_mut().enumerate() {
-        *out = E::element(bytes, index);
-    }
+fn blocks<'a, E: Element, S: Scale>(
+    w: &Rows<'a>,
+    row: usize,
+    blocks: usize,
+) -> impl Iterator<Item = [f32; LANES]> + 'a {
+    let bytes = w.bytes[row * w.stride..].chunks_exact(E::BLOCK_BYTES).take(blocks);
+    let scales = if S::IS_GROUPED { &w.scales[row * w.scale_stride..] } else { &[] };
+    let shift = w.blocks_shift;
+    bytes.enumerate().map(move |(block, bytes)| {
+        let mut weights = E::block(bytes);
+        if S::IS_GROUPED {
+            let scale = S::at(scales, block >> shift);
+            for weight in &mut weights {
+                *weight *= scale;
+            }
+        }
+        weights
+    })
 }
 
-fn tile<E: Element, const C: usize>(w: &[u8], _row_stride: usize, x: &[f32], out: &mut [f32]) {
+fn tile<E: Element, S: Scale, const C: usize>(w: &Rows<'_>, x: &[f32], out: &mut [f32]) {
     let cols = x.len() / C;
-    let blocks = cols / LANES;
+    let n_blocks = cols / LANES;
     let mut lanes = [[0.0_f32; LANES]; C];
-    for (block, bytes) in w.chunks_exact(E::BLOCK_BYTES).take(blocks).enumerate() {
-        let weights = E::block(bytes);
+    for (block, weights) in blocks::<E, S>(w, 0, n_blocks).enumerate() {
         for (column, lanes) in lanes.iter_mut().enumerate() {
             let start = column * cols + block * LANES;
             let x = &x[start..start + LANES];
@@ -150,64 +264,75 @@ fn tile<E: Element, const C: usize>(w: &[u8], _row_stride: usize, x: &[f32], out
             }
         }
     }
-    let tail = &w[blocks * E::BLOCK_BYTES..];
+    let tail = Tail::of::<E, S>(w, 0, n_blocks, cols % LANES);
     for (column, out) in out[..C].iter_mut().enumerate() {
-        let x = &x[column * cols + blocks * LANES..(column + 1) * cols];
-        *out = finish::<E>(lanes[column], tail, x);
+        let x = &x[column * cols + n_blocks * LANES..(column + 1) * cols];
+        *out = tail.finish::<E, S>(lanes[column], x);
     }
 }
 
-fn accumulate<E: Element>(w: &[u8], a: f32, out: &mut [f32]) {
-    let blocks = out.len() / LANES;
+fn accumulate_row<E: Element, S: Scale>(w: &Rows<'_>, row: usize, a: f32, out: &mut [f32]) {
     let (whole, rest) = out.as_chunks_mut::<LANES>();
-    for (out, bytes) in whole.iter_mut().zip(w.chunks_exact(E::BLOCK_BYTES)) {
-        let weights = E::block(bytes);
+    let n_blocks = whole.len();
+    for (out, weights) in whole.iter_mut().zip(blocks::<E, S>(w, row, n_blocks)) {
         for j in 0..LANES {
             out[j] += a * weights[j];
         }
     }
-    accumulate_tail::<E>(&w[blocks * E::BLOCK_BYTES..], a, rest);
+    Tail::of::<E, S>(w, row, n_blocks, rest.len()).accumulate::<E, S>(a, rest);
 }
 
-fn accumulate_tile<E: Element>(
-    w: &[u8],
-    row_stride: usize,
+fn accumulate<E: Element, S: Scale>(w: &Rows<'_>, a: f32, out: &mut [f32]) {
+    accumulate_row::<E, S>(w, 0, a, out);
+}
+
+fn accumulate_tile<E: Element, S: Scale>(
+    w: &Rows<'_>,
     a: &[f32; ACCUMULATE_ROWS],
     out: &mut [f32],
 ) {
     for (row, &a) in a.iter().enumerate() {
-        accumulate::<E>(&w[row * row_stride..], a, out);
+        accumulate_row::<E, S>(w, row, a, out);
     }
 }
 
-fn decode<E: Element>(w: &[u8], out: &mut [f32]) {
-    let blocks = out.len() / LANES;
+fn decode<E: Element, S: Scale>(w: &Rows<'_>, out: &mut [f32]) {
     let (whole, rest) = out.as_chunks_mut::<LANES>();
-    for (out, bytes) in whole.iter_mut().zip(w.chunks_exact(E::BLOCK_BYTES)) {
-        *out = E::block(bytes);
+    let n_blocks = whole.len();
+    for (out, weights) in whole.iter_mut().zip(blocks::<E, S>(w, 0, n_blocks)) {
+        *out = weights;
     }
-    decode_tail::<E>(&w[blocks * E::BLOCK_BYTES..], rest);
+    Tail::of::<E, S>(w, 0, n_blocks, rest.len()).decode::<E, S>(rest);
 }
 
 const COLUMNS: usize = 4;
 const _: () = assert!(COLUMNS <= MAX_TILE);
 
-const fn kernels<E: Element>() -> ElementKernels {
-    let single = Tile { rows: 1, columns: 1, run: tile::<E, 1> };
+const fn kernels<E: Element, S: Scale>() -> ElementKernels {
+    let single = Tile { rows: 1, columns: 1, run: tile::<E, S, 1> };
     ElementKernels {
         single,
         tall: single,
-        wide: Tile { rows: 1, columns: COLUMNS, run: tile::<E, COLUMNS> },
-        accumulate: accumulate::<E>,
-        accumulate_tile: accumulate_tile::<E>,
-        decode: decode::<E>,
+        wide: Tile { rows: 1, columns: COLUMNS, run: tile::<E, S, COLUMNS> },
+        accumulate: accumulate::<E, S>,
+        accumulate_tile: accumulate_tile::<E, S>,
+        decode: decode::<E, S>,
+    }
+}
+
+const fn packed<E: Element>() -> PackedKernels {
+    PackedKernels {
+        by_row: kernels::<E, ByRow>(),
+        by_f32: kernels::<E, ByF32>(),
+        by_f16: kernels::<E, ByF16>(),
     }
 }
 
 pub(super) static TABLE: Table = Table {
-    f32: kernels::<F32>(),
-    f16: kernels::<F16>(),
-    bf16: kernels::<Bf16>(),
-    int8: kernels::<Int8>(),
-    int4: kernels::<Int4>(),
+    f32: kernels::<F32, ByRow>(),
+    f16: kernels::<F16, ByRow>(),
+    bf16: kernels::<Bf16, ByRow>(),
+    int8: packed::<Int8>(),
+    int4: packed::<Int4>(),
+    int2: packed::<Int2>(),
 };

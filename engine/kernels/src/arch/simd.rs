@@ -2,8 +2,8 @@
 //!
 //! Owns: the walk over blocks of 32 elements, in the order of sums that the crate promises.
 //! Refuses: intrinsics; a module that expands this macro has `Vector`, `WIDTH`, `REGISTERS`,
-//! `splat`, `add`, `multiply`, `load`, `store` and `prefetch`, and one function for each stored type that
-//! decodes a block into registers.
+//! `splat`, `add`, `multiply`, `load`, `store`, `prefetch` and `half_scale`, and one function for each
+//! stored type that decodes a block into registers.
 
 /// Defines a module with the kernels for one stored type.
 ///
@@ -17,11 +17,15 @@ macro_rules! element_kernels {
         mod $module {
             use std::array;
 
-            use super::{REGISTERS, Vector, WIDTH, add, load, multiply, prefetch, splat, store};
+            use super::{
+                Block, REGISTERS, Vector, WIDTH, add, half_scale, load, multiply, prefetch, splat,
+                store,
+            };
             use crate::arch::{
                 ACCUMULATE_ROWS, ElementKernels, LANES, MAX_TILE, Tile,
-                scalar::{accumulate_tail, decode_tail, finish, $element},
+                scalar::{Scale, Tail, $element},
             };
+            use crate::matrix::Rows;
 
             const _: () = assert!(WIDTH * REGISTERS == LANES);
             const _: () = assert!($tall <= MAX_TILE && $wide_rows * $wide_columns <= MAX_TILE);
@@ -29,24 +33,49 @@ macro_rules! element_kernels {
             /// The whole blocks of `count` rows, each cut to the same length so that the compiler
             /// sees that indices below it need no check.
             #[inline(always)]
-            fn rows<const R: usize>(
-                w: &[u8],
-                row_stride: usize,
+            fn rows<'a, const R: usize>(
+                w: &Rows<'a>,
                 blocks: usize,
-            ) -> [&[[u8; $block_bytes]]; R] {
-                array::from_fn(|row| &w[row * row_stride..].as_chunks().0[..blocks])
+            ) -> [&'a [[u8; $block_bytes]]; R] {
+                array::from_fn(|row| &w.bytes[row * w.stride..].as_chunks().0[..blocks])
+            }
+
+            /// The scales of each of `R` rows, where groups have them.
+            #[inline(always)]
+            fn scales<'a, S: Scale, const R: usize>(w: &Rows<'a>) -> [&'a [u8]; R] {
+                array::from_fn(|row| {
+                    if S::IS_GROUPED { &w.scales[row * w.scale_stride..] } else { &[][..] }
+                })
+            }
+
+            /// A block as f32, scaled where groups have scales.
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn decoded<S: Scale>(block: &[u8; $block_bytes], scales: &[u8], group: usize) -> Block {
+                let mut decoded = super::$decode(block);
+                if S::IS_GROUPED {
+                    let scale = if S::IS_F16 {
+                        half_scale(scales.as_chunks().0[group])
+                    } else {
+                        S::at(scales, group)
+                    };
+                    for k in 0..REGISTERS {
+                        decoded[k] = multiply(decoded[k], splat(scale));
+                    }
+                }
+                decoded
             }
 
             #[target_feature(enable = $features)]
-            fn tile<const R: usize, const C: usize>(
-                w: &[u8],
-                row_stride: usize,
+            fn tile<S: Scale, const R: usize, const C: usize>(
+                w: &Rows<'_>,
                 x: &[f32],
                 out: &mut [f32],
             ) {
                 let cols = x.len() / C;
                 let blocks = cols / LANES;
-                let weights = rows::<R>(w, row_stride, blocks);
+                let weights = rows::<R>(w, blocks);
+                let scales = scales::<S, R>(w);
                 let vectors: [&[[f32; LANES]]; C] =
                     array::from_fn(|c| &x[c * cols..].as_chunks().0[..blocks]);
                 let mut sums: [[[Vector; REGISTERS]; C]; R] = [[[splat(0.0); REGISTERS]; C]; R];
@@ -61,8 +90,9 @@ macro_rules! element_kernels {
                     for r in 0..R {
                         // The same place in the next tile: rows lie one after another, but the
                         // processor's own prefetch stops at pages and starts late on short rows.
-                        prefetch(&weights[r][block], R * row_stride);
-                        let decoded = super::$decode(&weights[r][block]);
+                        prefetch(&weights[r][block], R * w.stride);
+                        let group = block >> w.blocks_shift;
+                        let decoded = decoded::<S>(&weights[r][block], scales[r], group);
                         for c in 0..C {
                             let x = vectors[c][block].as_chunks::<WIDTH>().0;
                             for k in 0..REGISTERS {
@@ -73,28 +103,24 @@ macro_rules! element_kernels {
                     }
                 }
                 for r in 0..R {
-                    let tail = &w[r * row_stride + blocks * $block_bytes..];
+                    let tail = Tail::of::<$element, S>(w, r, blocks, cols % LANES);
                     for c in 0..C {
                         let mut lanes = [0.0; LANES];
                         for (k, lanes) in lanes.as_chunks_mut().0.iter_mut().enumerate() {
                             store(lanes, sums[r][c][k]);
                         }
                         let x = &x[c * cols + blocks * LANES..(c + 1) * cols];
-                        out[r * C + c] = finish::<$element>(lanes, tail, x);
+                        out[r * C + c] = tail.finish::<$element, S>(lanes, x);
                     }
                 }
             }
 
             #[target_feature(enable = $features)]
-            fn accumulate<const R: usize>(
-                w: &[u8],
-                row_stride: usize,
-                a: &[f32; R],
-                out: &mut [f32],
-            ) {
+            fn accumulate<S: Scale, const R: usize>(w: &Rows<'_>, a: &[f32; R], out: &mut [f32]) {
                 let (whole, rest) = out.as_chunks_mut::<LANES>();
                 let blocks = whole.len();
-                let weights = rows::<R>(w, row_stride, blocks);
+                let weights = rows::<R>(w, blocks);
+                let scales = scales::<S, R>(w);
                 for (block, out) in whole.iter_mut().enumerate() {
                     let out = out.as_chunks_mut::<WIDTH>().0;
                     let mut sums = [splat(0.0); REGISTERS];
@@ -102,8 +128,9 @@ macro_rules! element_kernels {
                         sums[k] = load(&out[k]);
                     }
                     for r in 0..R {
-                        prefetch(&weights[r][block], R * row_stride);
-                        let decoded = super::$decode(&weights[r][block]);
+                        prefetch(&weights[r][block], R * w.stride);
+                        let group = block >> w.blocks_shift;
+                        let decoded = decoded::<S>(&weights[r][block], scales[r], group);
                         for k in 0..REGISTERS {
                             sums[k] = add(sums[k], multiply(splat(a[r]), decoded[k]));
                         }
@@ -113,70 +140,84 @@ macro_rules! element_kernels {
                     }
                 }
                 for r in 0..R {
-                    let tail = &w[r * row_stride + blocks * $block_bytes..];
-                    accumulate_tail::<$element>(tail, a[r], rest);
+                    let tail = Tail::of::<$element, S>(w, r, blocks, rest.len());
+                    tail.accumulate::<$element, S>(a[r], rest);
                 }
             }
 
             #[target_feature(enable = $features)]
-            fn decode(w: &[u8], out: &mut [f32]) {
+            fn decode<S: Scale>(w: &Rows<'_>, out: &mut [f32]) {
                 let (whole, rest) = out.as_chunks_mut::<LANES>();
-                let [weights] = rows::<1>(w, 0, whole.len());
-                for (out, block) in whole.iter_mut().zip(weights) {
-                    let decoded = super::$decode(block);
+                let [weights] = rows::<1>(w, whole.len());
+                let [scales] = scales::<S, 1>(w);
+                for (index, (out, block)) in whole.iter_mut().zip(weights).enumerate() {
+                    let decoded = decoded::<S>(block, scales, index >> w.blocks_shift);
                     for (k, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
                         store(out, decoded[k]);
                     }
                 }
-                decode_tail::<$element>(&w[weights.len() * $block_bytes..], rest);
+                let tail = Tail::of::<$element, S>(w, 0, weights.len(), rest.len());
+                tail.decode::<$element, S>(rest);
             }
 
             // The functions below are reached only through the parent's table, which it hands out
             // after it has found the features.
 
-            fn run_tile<const R: usize, const C: usize>(
-                w: &[u8],
-                row_stride: usize,
+            fn run_tile<S: Scale, const R: usize, const C: usize>(
+                w: &Rows<'_>,
                 x: &[f32],
                 out: &mut [f32],
             ) {
                 // SAFETY: the parent's `table` has found the features.
-                unsafe { tile::<R, C>(w, row_stride, x, out) }
+                unsafe { tile::<S, R, C>(w, x, out) }
             }
 
-            fn run_accumulate(w: &[u8], a: f32, out: &mut [f32]) {
+            fn run_accumulate<S: Scale>(w: &Rows<'_>, a: f32, out: &mut [f32]) {
                 // SAFETY: the parent's `table` has found the features.
-                unsafe { accumulate(w, 0, &[a], out) }
+                unsafe { accumulate::<S, 1>(w, &[a], out) }
             }
 
-            fn run_accumulate_tile(
-                w: &[u8],
-                row_stride: usize,
+            fn run_accumulate_tile<S: Scale>(
+                w: &Rows<'_>,
                 a: &[f32; ACCUMULATE_ROWS],
                 out: &mut [f32],
             ) {
                 // SAFETY: the parent's `table` has found the features.
-                unsafe { accumulate(w, row_stride, a, out) }
+                unsafe { accumulate::<S, ACCUMULATE_ROWS>(w, a, out) }
             }
 
-            fn run_decode(w: &[u8], out: &mut [f32]) {
+            fn run_decode<S: Scale>(w: &Rows<'_>, out: &mut [f32]) {
                 // SAFETY: the parent's `table` has found the features.
-                unsafe { decode(w, out) }
+                unsafe { decode::<S>(w, out) }
             }
 
-            pub(super) const KERNELS: ElementKernels = ElementKernels {
-                single: Tile { rows: 1, columns: 1, run: run_tile::<1, 1> },
-                tall: Tile { rows: $tall, columns: 1, run: run_tile::<$tall, 1> },
-                wide: Tile {
-                    rows: $wide_rows,
-                    columns: $wide_columns,
-                    run: run_tile::<$wide_rows, $wide_columns>,
-                },
-                accumulate: run_accumulate,
-                accumulate_tile: run_accumulate_tile,
-                decode: run_decode,
-            };
+            pub(super) const fn kernels<S: Scale>() -> ElementKernels {
+                ElementKernels {
+                    single: Tile { rows: 1, columns: 1, run: run_tile::<S, 1, 1> },
+                    tall: Tile { rows: $tall, columns: 1, run: run_tile::<S, $tall, 1> },
+                    wide: Tile {
+                        rows: $wide_rows,
+                        columns: $wide_columns,
+                        run: run_tile::<S, $wide_rows, $wide_columns>,
+                    },
+                    accumulate: run_accumulate::<S>,
+                    accumulate_tile: run_accumulate_tile::<S>,
+                    decode: run_decode::<S>,
+                }
+            }
         }
     };
 }
 pub(super) use element_kernels;
+
+/// The kernels of a module of integers, for each kind of scales.
+macro_rules! packed_kernels {
+    ($module:ident) => {
+        $crate::arch::PackedKernels {
+            by_row: $module::kernels::<$crate::arch::scalar::ByRow>(),
+            by_f32: $module::kernels::<$crate::arch::scalar::ByF32>(),
+            by_f16: $module::kernels::<$crate::arch::scalar::ByF16>(),
+        }
+    };
+}
+pub(super) use packed_kernels;

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use super::missing;
 use super::required::expected_shape;
 use super::stored::{self, FusedForm};
+use crate::catalogue::container::{ContainerClass, Declared, Said};
 use crate::catalogue::header::RawTensor;
 use crate::catalogue::layout::{self, ExpertForm, FoundMatrix};
 use crate::catalogue::roles::{self, FusedTensor, Part, Projection, Role};
@@ -70,7 +71,8 @@ pub(super) struct Found<'a> {
     left: Vec<FoundTensor<'a>>,
     unrecognised: Vec<RawTensor<'a>>,
     padding_bytes: u64,
-    n_shards: usize,
+    /// Of each shard, what its metadata say.
+    declared: Vec<Declared>,
 }
 
 impl<'a> Found<'a> {
@@ -86,7 +88,7 @@ impl<'a> Found<'a> {
             left: Vec::new(),
             unrecognised: Vec::new(),
             padding_bytes: 0,
-            n_shards: shards.len(),
+            declared: read.headers.iter().map(|h| Declared::of(&h.metadata)).collect(),
         };
         let twice = |first: FoundTensor<'_>, second: FoundTensor<'_>| {
             let path = |t: FoundTensor<'_>| {
@@ -163,9 +165,22 @@ impl<'a> Found<'a> {
             return Ok(None);
         };
         let (rows, cols) = expected_shape(spec, role);
-        let (stored, scales) = stored::stored(weight, &parts, (rows, cols))?;
+        let said = self.said(spec, role, weight);
+        let (stored, scales) = stored::stored(weight, &parts, (rows, cols), said)?;
         self.leave_unused(&parts, scales);
         Ok(Some(Tensor { role, rows, cols, stored, weight: weight.span, scales }))
+    }
+
+    /// What the metadata of its file say of a weight.
+    fn said(
+        &self,
+        spec: &ArchSpec,
+        role: Role,
+        weight: FoundTensor<'_>,
+    ) -> Option<(ContainerClass, Said)> {
+        let class = ContainerClass::of(role, spec.n_layers)?;
+        let declared = self.declared.get(weight.span.shard as usize)?;
+        Some((class, declared.class(class)))
     }
 
     /// Scales that the weight's type has no use for are left over.
@@ -220,8 +235,10 @@ impl<'a> Found<'a> {
         let mut matrix = |projection| {
             let role = Role::Expert { layer, expert, projection };
             let parts = &parts[projection_index(projection)];
-            let weight = parts.weight.ok_or_else(|| missing(spec, role, self.n_shards))?;
-            let (stored, scales) = stored::stored(weight, parts, expected_shape(spec, role))?;
+            let weight = parts.weight.ok_or_else(|| missing(spec, role, self.declared.len()))?;
+            let said = self.said(spec, role, weight);
+            let shape = expected_shape(spec, role);
+            let (stored, scales) = stored::stored(weight, parts, shape, said)?;
             self.leave_unused(parts, scales);
             Ok(FoundMatrix { stored, weights: weight.span, scales })
         };
@@ -310,7 +327,7 @@ impl<'a> Found<'a> {
         let is_packed = self.dense.iter().any(|(role, parts)| {
             matches!(role, Role::FusedExperts { .. }) && parts.block_scales.is_some()
         });
-        match missing(spec, role, self.n_shards) {
+        match missing(spec, role, self.declared.len()) {
             CatalogueError::MissingTensor { tensor, shards } if is_packed => {
                 CatalogueError::MissingTensor { tensor: tensor + "_blocks", shards }
             }
@@ -327,7 +344,7 @@ impl<'a> Found<'a> {
     ) -> Result<(FoundTensor<'a>, StoredType), CatalogueError> {
         let role = Role::FusedExperts { layer: layer as u32, tensor };
         let parts = self.dense.remove(&role).unwrap_or_default();
-        let bias = parts.weight.ok_or_else(|| missing(spec, role, self.n_shards))?;
+        let bias = parts.weight.ok_or_else(|| missing(spec, role, self.declared.len()))?;
         let stored = stored::fused_bias(spec, bias, width)?;
         self.leave_unused(&parts, None);
         Ok((bias, stored))

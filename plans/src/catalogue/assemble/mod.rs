@@ -2,6 +2,7 @@
 //! and what the architecture needs is checked to be there.
 
 mod found;
+mod packed;
 mod required;
 mod stored;
 

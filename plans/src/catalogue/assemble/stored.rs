@@ -2,6 +2,8 @@
 //! the shape that the config asks for.
 
 use super::found::{FoundTensor, Parts};
+use super::packed;
+use crate::catalogue::container::{ContainerClass, Said};
 use crate::catalogue::header::DType;
 use crate::catalogue::{CatalogueError, Scales, Span, StoredType};
 use crate::spec::ArchSpec;
@@ -9,7 +11,7 @@ use crate::spec::ArchSpec;
 /// How a weight is stored and where its scales lie.
 pub(super) type Stored = (StoredType, Option<Span>);
 
-fn wrong_shape(tensor: FoundTensor<'_>, expected: Vec<u64>) -> CatalogueError {
+pub(super) fn wrong_shape(tensor: FoundTensor<'_>, expected: Vec<u64>) -> CatalogueError {
     CatalogueError::WrongShape {
         tensor: tensor.raw.name.to_owned(),
         found: tensor.raw.shape.to_owned(),
@@ -30,7 +32,7 @@ fn of_type(dtype: DType) -> String {
 enum Kind {
     /// Floats of this type.
     Float(StoredType),
-    /// Bytes that a scale for each row gives a meaning.
+    /// Bytes that their scales give a meaning.
     Packed,
     /// e4m3 with a scale for each block.
     Fp8,
@@ -73,11 +75,13 @@ pub(super) fn is_whole(parts: &Parts<'_>) -> bool {
     })
 }
 
-/// How a matrix `(rows, cols)` or a vector `(1, cols)` is stored.
+/// How a matrix `(rows, cols)` or a vector `(1, cols)` is stored. `said` is what the metadata of its
+/// file say of its class.
 pub(super) fn stored(
     weight: FoundTensor<'_>,
     parts: &Parts<'_>,
     (rows, cols): (u64, u64),
+    said: Option<(ContainerClass, Said)>,
 ) -> Result<Stored, CatalogueError> {
     let has_shape = || {
         let shape = &weight.raw.shape;
@@ -89,7 +93,7 @@ pub(super) fn stored(
     };
     match kind(weight.raw.dtype) {
         Kind::Float(stored) => has_shape().map(|()| (stored, None)),
-        Kind::Packed => packed(weight, parts, (rows, cols)),
+        Kind::Packed => packed::packed(weight, parts, (rows, cols), said),
         Kind::Fp8 => {
             has_shape()?;
             let Some(scales) = parts.block_scales else {
@@ -100,34 +104,6 @@ pub(super) fn stored(
         }
         Kind::Unread => Err(unsupported(weight, of_type(weight.raw.dtype))),
     }
-}
-
-/// Integers with one F32 scale a row. Packed tensors may be flat, so the bits follow from the bytes of
-/// a row.
-fn packed(
-    weight: FoundTensor<'_>,
-    parts: &Parts<'_>,
-    (rows, cols): (u64, u64),
-) -> Result<Stored, CatalogueError> {
-    let Some(scales) = parts.row_scales else {
-        return Err(unsupported(weight, format!("U8 without its {}.qs scales", weight.raw.name)));
-    };
-    if scales.raw.dtype != DType::F32 {
-        let found = format!("U8 with {} scales, which are to be F32", scales.raw.dtype);
-        return Err(unsupported(weight, found));
-    }
-    if scales.raw.shape.iter().product::<u64>() != rows {
-        return Err(wrong_shape(scales, vec![rows]));
-    }
-    if weight.raw.shape.len() > 1 && weight.raw.shape.first() != Some(&rows) {
-        return Err(wrong_shape(weight, vec![rows, cols]));
-    }
-    let bytes = weight.span.bytes;
-    [StoredType::Int8, StoredType::Int4]
-        .into_iter()
-        .find(|stored| stored.row_bytes(cols).checked_mul(rows) == Some(bytes))
-        .map(|stored| (stored, Some(scales.span)))
-        .ok_or_else(|| unsupported(weight, format!("{bytes} packed bytes for {rows} x {cols}")))
 }
 
 /// The float scales of blocks. Most checkpoints keep them as F32, some as the 16-bit type of the rest.

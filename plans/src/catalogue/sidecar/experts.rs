@@ -144,11 +144,17 @@ pub(super) fn weight_bytes(stored: StoredType, rows: u64, cols: u64) -> Option<u
 
 /// Whether so many bytes can be the scales of a matrix.
 pub(super) fn has_scales(stored: StoredType, (rows, cols): (u64, u64), bytes: u64) -> bool {
-    let count = stored.scales().count(rows, cols);
+    if let StoredType::Packed(packed) = stored {
+        // A group that holds a whole row is a row to the catalogue.
+        return packed == packed.for_cols(cols)
+            && packed.row_scale_bytes(cols).checked_mul(rows) == Some(bytes);
+    }
     match stored.scales() {
         Scales::None => bytes == 0,
-        Scales::Row => bytes == count * 4,
+        // A scale a row without a type of its own is no stored type.
+        Scales::Row => false,
         Scales::Block { .. } => {
+            let count = stored.scales().count(rows, cols);
             count > 0 && [1, 2, 4].contains(&(bytes / count)) && bytes.is_multiple_of(count)
         }
     }
