@@ -111,7 +111,7 @@ impl Disk {
 
 #[test]
 fn every_form_in_any_number_of_shards_is_read_to_the_byte() {
-    for form in [Form::F32, Form::Bf16, Form::Int8, Form::FlatInt4] {
+    for form in [Form::F32, Form::Bf16, Form::INT8, Form::FLAT_INT4] {
         for n_shards in [1, 5, 9] {
             let disk = Disk::new(form, n_shards);
             let mut store = disk.store([2, 0], [&[4], &[]]).unwrap();
@@ -126,7 +126,7 @@ fn every_form_in_any_number_of_shards_is_read_to_the_byte() {
 
 #[test]
 fn without_a_slot_every_access_is_read_and_the_flight_buffer_is_one_token_wide() {
-    let disk = Disk::new(Form::Int8, 1);
+    let disk = Disk::new(Form::INT8, 1);
     let mut store = disk.store([0, 0], [&[], &[]]).unwrap();
     for _ in 0..3 {
         let first = disk.lease(&mut store, 1, 0).unwrap();
@@ -145,7 +145,7 @@ fn without_a_slot_every_access_is_read_and_the_flight_buffer_is_one_token_wide()
 
 #[test]
 fn the_surplus_over_the_cap_bypasses_the_cache() {
-    let disk = Disk::new(Form::Int4, 1);
+    let disk = Disk::new(Form::INT4, 1);
     let mut store = disk.store([1, 1], [&[], &[]]).unwrap();
     for round in 0..3 {
         let first = disk.lease(&mut store, 0, 2).unwrap();
@@ -173,7 +173,7 @@ fn a_store_of_everything_reads_each_expert_once_and_has_no_flight_buffer() {
 
 #[test]
 fn pins_are_read_once_and_stay() {
-    let disk = Disk::new(Form::Int8, 1);
+    let disk = Disk::new(Form::INT8, 1);
     let mut store = disk.store([3, 2], [&[1, 5], &[0, 2]]).unwrap();
     assert_eq!(disk.files.counter().reads(), 4);
     for expert in (0..N_EXPERTS).cycle().take(30) {
@@ -237,7 +237,7 @@ fn recovery_ends_leases_and_wishes_and_keeps_residents() {
 #[test]
 fn a_failed_read_leaves_a_store_that_works_again_with_the_disk() {
     let faults = FaultyDisk::sound();
-    let disk = Disk::on(Form::Int8, 1, faults.clone());
+    let disk = Disk::on(Form::INT8, 1, faults.clone());
     let mut store = disk.store([2, 1], [&[4], &[]]).unwrap();
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
     assert_eq!(disk.access(&mut store, 1, 0), Tier::Disk);
@@ -289,7 +289,7 @@ fn a_failed_read_leaves_a_store_that_works_again_with_the_disk() {
 /// still there, for it may be of another file.
 #[test]
 fn a_file_cut_in_place_gives_nothing_more() {
-    let disk = Disk::new(Form::Int8, 1);
+    let disk = Disk::new(Form::INT8, 1);
     let path = disk.directory.path().join("model-00001-of-00001.safetensors");
     let mut store = disk.store([2, 0], [&[4], &[]]).unwrap();
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
@@ -309,7 +309,7 @@ fn a_file_cut_in_place_gives_nothing_more() {
 
 #[test]
 fn pins_that_cannot_be_read_stop_the_start() {
-    let disk = Disk::new(Form::Int8, 1);
+    let disk = Disk::new(Form::INT8, 1);
     let path = disk.directory.path().join("model-00001-of-00001.safetensors");
     OpenOptions::new().write(true).open(&path).unwrap().set_len(2000).unwrap();
     let error = disk.store([2, 2], [&[], &[1]]).unwrap_err().to_string();
@@ -318,7 +318,7 @@ fn pins_that_cannot_be_read_stop_the_start() {
 
 #[test]
 fn memory_beyond_the_ledger_is_refused() {
-    let disk = Disk::new(Form::Int8, 1);
+    let disk = Disk::new(Form::INT8, 1);
     let slots = Slots { caps: vec![2, 2], pins: vec![vec![1], vec![]] };
     let ledger = budget::ledger(&disk.model, &WORKLOAD, &slots);
     for line in [Line::PinnedExperts, Line::ExpertCache, Line::ExpertsInFlight] {
@@ -406,7 +406,7 @@ fn cap_and_pins() -> impl Strategy<Value = (u32, Vec<u32>)> {
 }
 
 thread_local! {
-    static DISK: Disk = Disk::new(Form::Int8, 5);
+    static DISK: Disk = Disk::new(Form::INT8, 5);
 }
 
 proptest! {
