@@ -10,8 +10,10 @@ use tierkeep_hub::local::LocalError;
 use tierkeep_plans::catalogue::{CatalogueError, HeaderError};
 use tierkeep_plans::plan::PlanError;
 use tierkeep_plans::planner::PlanRefusal;
+use tierkeep_plans::usage::{ImportError, UsageError};
 
 use crate::commands::model::NotDownloaded;
+use crate::commands::usage::Unusable;
 use crate::render;
 
 /// Exit code of an interrupted run.
@@ -124,6 +126,12 @@ fn class(error: &anyhow::Error) -> Class {
             local(e)
         } else if cause.downcast_ref::<NotDownloaded>().is_some() {
             verdict("model.not_downloaded")
+        } else if let Some(e) = cause.downcast_ref::<UsageError>() {
+            history(e)
+        } else if cause.downcast_ref::<Unusable>().is_some() {
+            verdict("history.unusable")
+        } else if cause.downcast_ref::<ImportError>().is_some() {
+            failure("history.import")
         } else if cause.downcast_ref::<OracleError>().is_some() {
             failure("oracle")
         } else if cause.downcast_ref::<std::io::Error>().is_some() {
@@ -249,6 +257,14 @@ fn hub(error: &HubError) -> Class {
         HubError::Tls { .. } => failure("hub.tls"),
         HubError::Io { .. } => failure("hub.io"),
         HubError::Interrupted => failure("hub.interrupted"),
+    }
+}
+
+fn history(error: &UsageError) -> Class {
+    match error {
+        UsageError::Locked { .. } => failure("history.locked"),
+        UsageError::Refused { .. } | UsageError::Shape { .. } => verdict("history.refused"),
+        UsageError::Io { .. } | UsageError::Render { .. } => failure("history.io"),
     }
 }
 

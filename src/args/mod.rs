@@ -11,6 +11,7 @@ mod plan;
 mod planning;
 mod run;
 mod trial;
+mod usage;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -24,6 +25,9 @@ pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
 pub(crate) use self::run::RunArgs;
 pub(crate) use self::trial::TrialArgs;
+pub(crate) use self::usage::{
+    HistoryArgs, UsageArgs, UsageImportArgs, UsageResetArgs, UsageShowArgs, UsageVerb,
+};
 pub(crate) use self::verify::VerifyArgs;
 
 const INSPECT_EXAMPLES: &str = "\
@@ -45,6 +49,12 @@ With plan files:
   tierkeep plan --diff before.toml after.toml    what became of what
   tierkeep plan plan.toml --explain 3:17         layer 3, expert 17
   tierkeep plan MODEL --ram 20GB --explain lm_head.weight";
+
+const USAGE_EXAMPLES: &str = "\
+Examples:
+  tierkeep usage show examples/glm-nano
+  tierkeep usage import MODEL counts.txt --dry-run
+  tierkeep usage reset MODEL";
 
 /// Runs Mixture-of-Experts models larger than memory, within the memory that you give.
 #[derive(Debug, Parser)]
@@ -95,6 +105,9 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  tierkeep convert MODEL OUT --experts 4\n  tierkeep convert MODEL OUT --experts 8 --dense 8 --embedding keep --dry-run"
     )]
     Convert(ConvertArgs),
+    /// What is remembered of a model's use: show it, import counts, reset it.
+    #[command(after_help = USAGE_EXAMPLES)]
+    Usage(UsageArgs),
     /// Show the whole motion on the small model in examples/: doctor, plan, run, learn, run.
     #[command(after_help = "Example:\n  tierkeep demo")]
     Demo(DemoArgs),
@@ -104,6 +117,7 @@ pub(crate) enum Verb {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 mod tests {
     use clap::CommandFactory;
 
@@ -118,20 +132,25 @@ mod tests {
     /// What `--help` says, of every verb that it shows.
     #[test]
     fn help() {
-        let verbs: Vec<String> = Cli::command()
-            .get_subcommands()
-            .filter(|verb| !verb.is_hide_set())
-            .map(|verb| verb.get_name().to_owned())
-            .collect();
-        for verb in std::iter::once("tierkeep").chain(verbs.iter().map(String::as_str)) {
+        let names = |command: &clap::Command| -> Vec<String> {
+            let shown = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+            shown.map(|verb| verb.get_name().to_owned()).filter(|name| name != "help").collect()
+        };
+        let mut verbs = vec!["tierkeep".to_owned()];
+        for verb in names(&Cli::command()) {
+            let below = Cli::command().find_subcommand(&verb).map(&names).unwrap_or_default();
+            verbs.push(verb.clone());
+            verbs.extend(below.into_iter().map(|below| format!("{verb}-{below}")));
+        }
+        for verb in verbs {
             snapshot(&format!("help-{verb}"), |style| {
                 let mut cli = Cli::command().term_width(usize::from(style.width));
                 // Names and settings of the whole reach the verbs when the whole is built.
                 cli.build();
-                let command = match cli.find_subcommand_mut(verb) {
-                    Some(command) => command,
-                    None => &mut cli,
-                };
+                let mut command = &mut cli;
+                for name in verb.split('-').filter(|&name| name != "tierkeep") {
+                    command = command.find_subcommand_mut(name).unwrap();
+                }
                 let help = command.render_long_help();
                 let text = if style.colour { help.ansi().to_string() } else { help.to_string() };
                 text.lines().map(|line| format!("{}\n", line.trim_end())).collect()

@@ -12,6 +12,7 @@ mod run;
 mod saving;
 pub(crate) mod shared;
 mod trial;
+pub(crate) mod usage;
 mod verify;
 
 use std::path::PathBuf;
@@ -74,6 +75,7 @@ pub(crate) fn run(verb: &Verb, context: &Context) -> Result<Outcome> {
         Verb::Run(args) => run::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
+        Verb::Usage(args) => usage::run(args, context),
         Verb::Demo(args) => demo::run(args, context),
         Verb::TryInstructions(args) => trial::run(args),
     }

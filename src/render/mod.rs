@@ -23,6 +23,9 @@ mod style;
 mod table;
 #[cfg(test)]
 pub(crate) mod testing;
+mod usage;
+#[cfg(test)]
+mod usage_tests;
 mod verification;
 #[cfg(test)]
 mod view_tests;
@@ -50,6 +53,7 @@ pub(crate) use plan::{
 pub(crate) use run::{progress_of_tokens, run_json, run_report};
 pub(crate) use style::Style;
 use style::Tone;
+pub(crate) use usage::{HistoryView, history, history_layer, imported, no_history, reset};
 pub(crate) use verification::{Verified, verification};
 
 /// Prints data.

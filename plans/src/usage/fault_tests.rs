@@ -128,7 +128,7 @@ fn session(tokens: usize) -> Session {
 /// Tokens of the newest session in the file.
 fn tokens(path: &Path) -> Option<u64> {
     let history = look(path, "model").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    history.map(|history| history.accesses_of_newest_sessions().last().map_or(0, |n| n / 4))
+    history.map(|found| found.history.accesses_of_newest_sessions().last().map_or(0, |n| n / 4))
 }
 
 const CHILD_PATH: &str = "TIERKEEP_TEST_KILLED_PATH";

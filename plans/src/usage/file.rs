@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::folder;
 use super::format::{self, FormatError, MAGIC, MAX_FILE_BYTES};
 use super::history::{History, ShapeMismatch};
-use super::operations::{Operations, System, write_all};
+use super::operations::{Content, Operations, System, write_all};
 use super::session::Session;
 
 /// How long a writer waits for another: a save holds the lock for tens of milliseconds.
@@ -38,6 +38,17 @@ pub enum LoadOutcome {
         /// another model's or version's, no usage file at all, or cannot be moved.
         set_aside: Option<PathBuf>,
     },
+}
+
+/// A history and the file that it is in.
+#[derive(Debug)]
+pub struct Found {
+    /// The history.
+    pub history: History,
+    /// The version of the file's format.
+    pub version: u32,
+    /// The size of the file.
+    pub bytes: u64,
 }
 
 /// What [`save`] did.
@@ -150,8 +161,10 @@ pub(super) fn load_with(
 ///
 /// # Errors
 /// Why the file is not used.
-pub fn look(path: &Path, fingerprint: &str) -> Result<Option<History>, FormatError> {
-    read(&System, &followed(path), fingerprint)
+pub fn look(path: &Path, fingerprint: &str) -> Result<Option<Found>, FormatError> {
+    let Some(content) = content(&System, &followed(path))? else { return Ok(None) };
+    let (version, history) = format::parse_any(&content.bytes, fingerprint)?;
+    Ok(Some(Found { history, version, bytes: content.file_bytes }))
 }
 
 /// Merges a session into the file at `path` and returns what it now holds. Creates the folder and
@@ -259,6 +272,11 @@ fn read(
     path: &Path,
     fingerprint: &str,
 ) -> Result<Option<History>, FormatError> {
+    content(operations, path)?.map(|content| format::parse(&content.bytes, fingerprint)).transpose()
+}
+
+/// The bytes of a file that is not too large. `None`: there is no file.
+fn content(operations: &dyn Operations, path: &Path) -> Result<Option<Content>, FormatError> {
     let content = match operations.read(path, MAX_FILE_BYTES + 1) {
         Ok(Some(content)) => content,
         Ok(None) => return Ok(None),
@@ -275,7 +293,7 @@ fn read(
             FormatError::NotUsage
         });
     }
-    format::parse(&content.bytes, fingerprint).map(Some)
+    Ok(Some(content))
 }
 
 /// Whether a file with this defect is a damaged history, to be moved out of the way. A file that

@@ -178,6 +178,11 @@ fn number(text: &str) -> Option<u64> {
 /// # Errors
 /// Whatever makes them unusable; nothing is repaired or guessed.
 pub fn parse(bytes: &[u8], fingerprint: &str) -> Result<History, FormatError> {
+    parse_any(bytes, fingerprint).map(|(_, history)| history)
+}
+
+/// The same with the version that the bytes are of.
+pub(super) fn parse_any(bytes: &[u8], fingerprint: &str) -> Result<(u32, History), FormatError> {
     let (version, json) = checked_body(bytes)?;
     let history = match version {
         1 => version_1::history(json)?,
@@ -190,7 +195,7 @@ pub fn parse(bytes: &[u8], fingerprint: &str) -> Result<History, FormatError> {
             found: history.shape.fingerprint,
         });
     }
-    Ok(history)
+    Ok((version, history))
 }
 
 /// The version and the body, its length and checksum verified.

@@ -1,7 +1,9 @@
-//! Import of other engines' usage counts: text lines of `layer expert count`. Owns that parser.
+//! Usage counts as text lines of `layer expert count`, as other engines keep them. Owns that parser, and
+//! its counterpart.
 
 use serde::Serialize;
 
+use super::history::History;
 use super::session::RoutingShape;
 use crate::units::LayerId;
 
@@ -138,6 +140,22 @@ pub fn import_counts(
         *cell = cell.saturating_add(count);
     }
     Ok(ImportedCounts { n_experts, counts })
+}
+
+/// Decayed counts as such lines, rounded to whole numbers, those that round to 0 left out.
+#[must_use]
+pub fn render_counts(history: &History) -> String {
+    let shape = history.shape();
+    let mut text = "# layer expert count\n".to_owned();
+    let width = (shape.n_experts as usize).max(1);
+    for (layer, row) in shape.layers.iter().zip(history.counts().chunks(width)) {
+        for (expert, count) in row.iter().map(|count| count.round() as u64).enumerate() {
+            if count > 0 {
+                text += &format!("{} {expert} {count}\n", layer.0);
+            }
+        }
+    }
+    text
 }
 
 fn number(line: usize, field: &'static str, text: &str) -> Result<u64, ImportError> {

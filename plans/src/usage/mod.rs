@@ -14,6 +14,7 @@ mod operations;
 mod pace;
 mod sample;
 mod session;
+mod summary;
 mod version_1;
 
 #[cfg(test)]
@@ -26,13 +27,14 @@ mod history_tests;
 mod savings_tests;
 
 pub use self::file::{
-    LoadOutcome, Reset, Saved, UsageError, checkpoint, default_path, load, look, reset, save,
+    Found, LoadOutcome, Reset, Saved, UsageError, checkpoint, default_path, load, look, reset, save,
 };
 pub use self::format::{FORMAT_VERSION, FormatError, OLDEST_VERSION, parse, render};
 pub use self::history::{
     DECAY_TOKENS, History, MAX_OLD_TOKENS, MAX_RUNS, MAX_SESSIONS_APART, Segment, ShapeMismatch,
 };
-pub use self::import::{ImportError, ImportedCounts, LeftOut, Taken, import_counts};
+pub use self::import::{ImportError, ImportedCounts, LeftOut, Taken, import_counts, render_counts};
 pub use self::pace::{Interval, Pace};
 pub use self::sample::MAX_SEGMENTS;
 pub use self::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, Session};
+pub use self::summary::{ExpertUse, LayerSummary, RunSummary, Summary, experts_of_layer};

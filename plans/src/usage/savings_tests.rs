@@ -271,7 +271,7 @@ fn two_writers_at_the_same_time_are_two_sessions() {
             });
         }
     });
-    let history = look(&path, "model").unwrap().unwrap();
+    let history = look(&path, "model").unwrap().unwrap().history;
     assert_eq!(history.accesses_of_newest_sessions(), [100 * PER_TOKEN; 2]);
     assert_eq!((history.n_sessions(), history.n_sample_tokens()), (2, 200));
 }
