@@ -14,11 +14,15 @@ use std::path::{Path, PathBuf};
 /// Our crates and which of them each may depend on.
 const EDGES: &[(&str, &[&str])] = &[
     ("tierkeep", &["tierkeep-engine", "tierkeep-plans", "tierkeep-doctor", "tierkeep-hub"]),
-    ("tierkeep-engine", &["tierkeep-plans", "tierkeep-kernels", "tierkeep-cuda"]),
+    (
+        "tierkeep-engine",
+        &["tierkeep-plans", "tierkeep-kernels", "tierkeep-mapping", "tierkeep-cuda"],
+    ),
     ("tierkeep-plans", &["tierkeep-doctor"]),
     ("tierkeep-doctor", &[]),
     ("tierkeep-hub", &[]),
     ("tierkeep-kernels", &[]),
+    ("tierkeep-mapping", &[]),
     ("tierkeep-cuda", &[]),
     // A workspace of its own: nothing depends on it.
     ("tierkeep-fuzz", &["tierkeep-plans", "tierkeep-doctor", "tierkeep-hub"]),

@@ -8,6 +8,8 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::path::Path;
 
+pub use tierkeep_mapping::{MapError, Mapping};
+
 /// How a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -73,6 +75,12 @@ pub trait ShardFile: Debug + Send + Sync {
     /// What the system says.
     fn stamp(&self) -> io::Result<Stamp>;
 
+    /// Maps a range of pages.
+    ///
+    /// # Errors
+    /// [`MapError`]: the platform, the range or the system.
+    fn map(&self, offset: u64, bytes: u64) -> Result<Mapping, MapError>;
+
     /// Tells the system that the pages of a range will not be needed. Nothing follows if it does not
     /// listen.
     fn drop_pages(&self, offset: u64, bytes: u64);
@@ -112,6 +120,10 @@ impl ShardFile for SystemFile {
 
     fn stamp(&self) -> io::Result<Stamp> {
         self.0.metadata().map(|metadata| stamp_of(&metadata))
+    }
+
+    fn map(&self, offset: u64, bytes: u64) -> Result<Mapping, MapError> {
+        Mapping::new(&self.0, offset, bytes)
     }
 
     fn drop_pages(&self, offset: u64, bytes: u64) {

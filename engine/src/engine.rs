@@ -26,14 +26,14 @@ use crate::rope::Rope;
 use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
 use crate::support::supports;
-use crate::weights::Weights;
+use crate::weights::{DensePlan, Weights};
 use crate::workspace::{AttentionBuffers, Workspace};
 
 /// What this engine can execute beyond main memory, recency and pins.
 pub const ABILITIES: Abilities = Abilities {
     vram: false,
-    mapped_dense: false,
-    streamed_dense: false,
+    mapped_dense: tierkeep_mapping::IS_AVAILABLE,
+    streamed_dense: true,
     sessions: false,
     frequency: false,
 };
@@ -86,7 +86,7 @@ pub struct Engine {
     spec: ArchSpec,
     kernels: Kernels,
     pool: Pool,
-    files: ShardFiles,
+    files: Arc<ShardFiles>,
     weights: Weights,
     store: Store,
     rope: Rope,
@@ -138,7 +138,7 @@ impl Engine {
         let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?;
         let threads = plan.engine.threads as usize;
         let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
-        let files = ShardFiles::open(disk, &model.shards, plan.engine.io)?;
+        let files = Arc::new(ShardFiles::open(disk, &model.shards, plan.engine.io)?);
         let mut account = Account::new(&plan.ledger);
         let context = plan.request.context as usize;
         let prefill_batch = plan.engine.prefill_batch as usize;
@@ -146,7 +146,11 @@ impl Engine {
         let kv = KvCache::new(&spec, context, plan.engine.kv, &mut account)?;
         let weights = Weights::load(
             model,
-            plan.engine.embedding,
+            DensePlan {
+                embedding: plan.engine.embedding,
+                residency: plan.placement.dense,
+                streamed: &plan.placement.streamed,
+            },
             &mut account,
             &files,
             &mut |done, total| progress(Loading::DenseWeights, done, total),
@@ -203,6 +207,7 @@ impl Engine {
         {
             if let Err(error) = self.batch(batch, (wanted, last), phase, observer) {
                 self.store.recover();
+                self.weights.recover();
                 return Err(error);
             }
         }
@@ -224,9 +229,14 @@ impl Engine {
         for (token, row) in tokens.iter().zip(rows) {
             self.weights.embed(self.kernels, &self.files, *token, row)?;
         }
+        let all_logits = observer.wants_all_logits();
+        self.weights.begin(if all_logits { batch.len } else { usize::from(is_last) });
         let mut expert_layer = 0;
         for layer in 0..self.spec.n_layers {
+            self.weights.enter(layer)?;
             self.layer(layer, batch, phase)?;
+            // Before anyone looks at what may have been computed on zeros.
+            self.weights.check_pages(&self.files)?;
             let states = &self.work.states[..batch.len * hidden];
             if observer.layer(layer, batch.first, states).is_break() {
                 return Err(EngineError::Interrupted);
@@ -238,8 +248,7 @@ impl Engine {
                 expert_layer += 1;
             }
         }
-        self.kv.len += batch.len;
-        if observer.wants_all_logits() {
+        if all_logits {
             for token in 0..batch.len {
                 self.head(token)?;
                 observer.logits(batch.first + token, &self.work.logits);
@@ -247,6 +256,7 @@ impl Engine {
         } else if is_last {
             self.head(batch.len - 1)?;
         }
+        self.kv.len += batch.len;
         match observer.batch(self.kv.len) {
             ControlFlow::Break(()) if !is_last => Err(EngineError::Interrupted),
             _ => Ok(()),
@@ -309,17 +319,27 @@ impl Engine {
     /// Final norm and head for one token of the batch.
     fn head(&mut self, token: usize) -> Result<(), EngineError> {
         let hidden = self.spec.hidden_size;
-        let compute = Compute {
-            kernels: self.kernels,
-            pool: &self.pool,
-            weights: &self.weights,
-            rope: &self.rope,
-        };
         let Workspace { states, normed, norm, logits, .. } = &mut self.work;
         let state = &states[token * hidden..(token + 1) * hidden];
         let normed = &mut normed[..hidden];
-        compute.rms_norm(self.weights.final_norm, self.spec.norm_eps, state, normed, norm)?;
-        compute.product(self.weights.head, normed, 1, logits)
+        let eps = self.spec.norm_eps;
+        let mut at = 0;
+        while let Some(piece) = self.weights.enter_head(at)? {
+            let compute = Compute {
+                kernels: self.kernels,
+                pool: &self.pool,
+                weights: &self.weights,
+                rope: &self.rope,
+            };
+            if at == 0 {
+                compute.rms_norm(self.weights.final_norm, eps, state, normed, norm)?;
+            }
+            compute.product(piece.weight, normed, 1, &mut logits[piece.rows])?;
+            at += 1;
+        }
+        // Before anyone looks at logits that may have been computed on something else than the model.
+        self.weights.check_pages(&self.files)?;
+        self.weights.check_files(&self.files)
     }
 
     /// Logits `(vocab)` after the last token that was run.

@@ -1,6 +1,7 @@
 //! What can go wrong in the engine.
 
 use tierkeep_kernels::{IsaError, MatrixError};
+use tierkeep_plans::budget::MAP_PAGE_BYTES;
 use tierkeep_plans::plan::{Need, PlanError};
 
 use crate::memory::MemoryError;
@@ -53,6 +54,27 @@ pub enum EngineError {
         /// Its published name.
         tensor: String,
     },
+    /// Pages of another size than plans count with.
+    #[error(
+        "the plan maps dense weights in pages of {MAP_PAGE_BYTES} bytes, this system's have {found}: plan with --dense resident"
+    )]
+    PageSize {
+        /// The system's.
+        found: u64,
+    },
+    /// A row of the head is larger than a buffer that dense weights are streamed through.
+    #[error(
+        "a row of the head needs {row_bytes} bytes, a stream buffer holds {buffer_bytes}: plan with a larger --ram"
+    )]
+    HeadRow {
+        /// What a row needs.
+        row_bytes: u64,
+        /// What a buffer holds: the largest layer that is streamed.
+        buffer_bytes: u64,
+    },
+    /// More was asked of the stream of dense weights than its pass has; a bug.
+    #[error("the stream of dense weights ended before the pass did")]
+    StreamEnded,
     /// More experts per token than this build is made for.
     #[error("the model routes a token to {found} experts, this build handles at most {cap}")]
     TooManyActive {

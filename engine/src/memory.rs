@@ -93,6 +93,14 @@ impl Account {
         }
     }
 
+    /// Counts pages of a file that are mapped: memory of this process that no buffer holds.
+    ///
+    /// # Errors
+    /// [`MemoryError::LineExceeded`].
+    pub(crate) fn bind_mapped(&mut self, line: Line, bytes: u64) -> Result<(), MemoryError> {
+        self.bind(line, bytes)
+    }
+
     /// `bytes` rounded up to [`TENSOR_ALIGN`], page-aligned; untouched pages cost nothing yet.
     ///
     /// # Errors

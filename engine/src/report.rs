@@ -24,8 +24,9 @@ use crate::generate::{Ended, Generation, Mark};
 pub const REPORT_VERSION: u32 = 2;
 
 /// Lines that the engine allocates; the others are the process's and the kernel's.
-pub const BOUND_LINES: [Line; 8] = [
+pub const BOUND_LINES: [Line; 9] = [
     Line::DenseWeights,
+    Line::StreamBuffers,
     Line::KvCache,
     Line::IndexerKeys,
     Line::Activations,

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tierkeep_plans::catalogue::Shard;
+use tierkeep_mapping::{MapError, Mapping};
+use tierkeep_plans::catalogue::{Shard, Span};
 use tierkeep_plans::plan::IoMode;
 
 use crate::counters::{ReadCounts, Reads};
@@ -62,6 +63,18 @@ pub enum ReadError {
         path: PathBuf,
         /// What it was when it was opened, and what it is now.
         stamps: Box<[Stamp; 2]>,
+    },
+    /// A range cannot be mapped.
+    #[error("{}: {bytes} bytes at offset {offset} cannot be mapped: {source}; plan with --dense resident", path.display())]
+    Map {
+        /// The shard.
+        path: PathBuf,
+        /// Where the range begins.
+        offset: u64,
+        /// Its length.
+        bytes: u64,
+        /// Why.
+        source: MapError,
     },
     /// The file ended or the disk failed.
     #[error("{}: read of {wanted} bytes at offset {offset} got {got}: {reason}; {remedy}", path.display())]
@@ -293,15 +306,57 @@ impl ShardFiles {
         offset: u64,
         wanted: usize,
     ) -> Result<(), ReadError> {
+        self.unwritten(shard, offset, wanted)?;
+        self.counter.add(what, wanted as u64, time);
+        Ok(())
+    }
+
+    /// Maps a range of pages of a shard; nothing is read yet.
+    ///
+    /// # Errors
+    /// [`ReadError::Map`].
+    pub(crate) fn map(&self, range: Span) -> Result<Mapping, ReadError> {
+        let shard = self.shard(range.shard)?;
+        let Span { offset, bytes, .. } = range;
+        shard.file.map(offset, bytes).map_err(|source| {
+            let path = shard.path.clone();
+            ReadError::Map { path, offset, bytes, source }
+        })
+    }
+
+    /// Why bytes of a mapping could not be brought in: what reading them says, or else `reason`. Bytes past
+    /// the end that the shard had when it was opened are not asked for.
+    pub(crate) fn why_lost(&self, lost: Span, reason: &io::Error) -> ReadError {
+        let shard = match self.shard(lost.shard) {
+            Ok(shard) => shard,
+            Err(error) => return error,
+        };
+        let wanted = shard.stamp.bytes.saturating_sub(lost.offset).min(lost.bytes) as usize;
+        let failure = match self.read(ReadFor::Dense, lost.shard, lost.offset, &mut vec![0; wanted])
+        {
+            Err(error) => return error,
+            Ok(()) => Failure { got: 0, why: Why::Disk(io::Error::other(reason.to_string())) },
+        };
+        failure.error(shard, lost.offset, wanted, 0)
+    }
+
+    /// Whether a shard is still as it was when it was opened.
+    ///
+    /// # Errors
+    /// [`ReadError::Overwritten`], or what the system says of the file.
+    pub(crate) fn check_unwritten(&self, shard: u32) -> Result<(), ReadError> {
+        self.shard(shard).and_then(|shard| self.unwritten(shard, 0, 0))
+    }
+
+    fn unwritten(&self, shard: &OpenShard, offset: u64, wanted: usize) -> Result<(), ReadError> {
         let now = shard.file.stamp().map_err(|error| {
             Failure { got: 0, why: Why::Disk(error) }.error(shard, offset, wanted, 0)
         })?;
-        if !now.is_unwritten_since(&shard.stamp) {
-            let stamps = Box::new([shard.stamp, now]);
-            return Err(ReadError::Overwritten { path: shard.path.clone(), stamps });
+        if now.is_unwritten_since(&shard.stamp) {
+            return Ok(());
         }
-        self.counter.add(what, wanted as u64, time);
-        Ok(())
+        let stamps = Box::new([shard.stamp, now]);
+        Err(ReadError::Overwritten { path: shard.path.clone(), stamps })
     }
 
     /// Shards whose path leads to another file by now, or to none. What is open is what was opened, so

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use tierkeep_doctor::Facts;
 use tierkeep_engine::{Engine, Phase, Unobserved};
+use tierkeep_plans::budget::{DenseResidency, Streamed};
 use tierkeep_plans::catalogue::Catalogue;
+use tierkeep_plans::plan::Plan;
 use tierkeep_plans::planner::{self, Options};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
@@ -64,22 +66,32 @@ fn decode_allocates_nothing_after_warm_up() {
             threads: Some(2),
             ..Options::default()
         };
-        let plan = planner::plan(&model, &Facts::default(), &options, None).unwrap();
-        let mut engine = Engine::open(&plan, &model, &mut |_, _, _| {}).unwrap();
-        for token in 0..30 {
-            engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();
-        }
-        let misses = engine.counters().total(Phase::Decode).misses;
-        let before = ALLOCATIONS.load(SeqCst);
-        for token in 30..60 {
-            engine.run(&[token * 5], Phase::Decode, &mut Unobserved).unwrap();
-        }
-        let allocations = ALLOCATIONS.load(SeqCst) - before;
-        assert!(before > 0, "the allocator counts");
-        assert!(
-            engine.counters().total(Phase::Decode).misses > misses,
-            "{family}: no expert missed"
-        );
-        assert_eq!(allocations, 0, "{family}");
+        let resident = planner::plan(&model, &Facts::default(), &options, None).unwrap();
+        check(&model, &resident);
+        // Mapped, and every other layer and the head streamed.
+        let mut other = resident;
+        other.request.budget_bytes = Bytes(1 << 30);
+        other.placement.dense = DenseResidency::Mapped;
+        let layers = (0..model.spec.n_layers as u32).step_by(2).collect();
+        other.placement.streamed = Streamed { layers, head: true };
+        other.settle(&model);
+        check(&model, &other);
     }
+}
+
+fn check(model: &Catalogue, plan: &Plan) {
+    let family = &plan.model.family;
+    let mut engine = Engine::open(plan, model, &mut |_, _, _| {}).unwrap();
+    for token in 0..30 {
+        engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();
+    }
+    let misses = engine.counters().total(Phase::Decode).misses;
+    let before = ALLOCATIONS.load(SeqCst);
+    for token in 30..60 {
+        engine.run(&[token * 5], Phase::Decode, &mut Unobserved).unwrap();
+    }
+    let allocations = ALLOCATIONS.load(SeqCst) - before;
+    assert!(before > 0, "the allocator counts");
+    assert!(engine.counters().total(Phase::Decode).misses > misses, "{family}: no expert missed");
+    assert_eq!(allocations, 0, "{family}: {:?}", plan.placement);
 }

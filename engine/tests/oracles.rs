@@ -16,7 +16,7 @@ use tierkeep_engine::generate::generate;
 use tierkeep_engine::report::BOUND_LINES;
 use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_case};
 use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
-use tierkeep_plans::budget::Line;
+use tierkeep_plans::budget::{DenseResidency, EmbeddingResidency, Line, Streamed};
 use tierkeep_plans::catalogue::{Catalogue, LayerTensor, Role};
 use tierkeep_plans::plan::{IoMode, Plan};
 use tierkeep_plans::planner::{self, Options};
@@ -40,10 +40,46 @@ struct Placing {
     batch: u64,
     isa: &'static str,
     io: IoMode,
+    dense: DenseResidency,
+    streaming: Streaming,
 }
 
-const PLAIN: Placing =
-    Placing { threads: 1, slots: None, pins: 0, batch: 64, isa: "scalar", io: IoMode::Buffered };
+/// Which dense weights are streamed.
+#[derive(Clone, Copy, Debug)]
+enum Streaming {
+    Nothing,
+    /// The first layer and every other one after it.
+    Some,
+    Last,
+    AllLayers,
+    AllLayersAndHead,
+}
+
+impl Streaming {
+    fn of(self, n_layers: usize) -> Streamed {
+        let n_layers = n_layers as u32;
+        let layers = match self {
+            Self::Nothing => Vec::new(),
+            Self::Some => (0..n_layers).step_by(2).collect(),
+            Self::Last => vec![n_layers - 1],
+            Self::AllLayers | Self::AllLayersAndHead => (0..n_layers).collect(),
+        };
+        Streamed { layers, head: matches!(self, Self::AllLayersAndHead) }
+    }
+}
+
+const PLAIN: Placing = Placing {
+    threads: 1,
+    slots: None,
+    pins: 0,
+    batch: 64,
+    isa: "scalar",
+    io: IoMode::Buffered,
+    dense: DenseResidency::Resident,
+    streaming: Streaming::Nothing,
+};
+
+const MAPPED: Placing = Placing { dense: DenseResidency::Mapped, ..PLAIN };
 
 fn plan(model: &Catalogue, placing: Placing) -> Plan {
     let options = Options {
@@ -62,6 +98,11 @@ fn plan(model: &Catalogue, placing: Placing) -> Plan {
             slots.caps[layer] = cap;
         }
         slots.pins[layer] = (0..placing.pins).map(|i| i * 3 + layer as u32 % 3).collect();
+    }
+    plan.placement.dense = placing.dense;
+    plan.placement.streamed = placing.streaming.of(model.spec.n_layers);
+    if placing.streaming.of(model.spec.n_layers).head && model.spec.tied_embeddings {
+        plan.engine.embedding = EmbeddingResidency::RowRead;
     }
     plan.settle(model);
     plan
@@ -152,6 +193,14 @@ fn placement_changes_no_bit() {
         Placing { batch: 1, slots: Some(2), pins: 2, io: IoMode::Dropped, ..PLAIN },
         Placing { isa: "avx2", threads: 2, ..PLAIN },
         Placing { isa: "avx512", batch: 5, ..PLAIN },
+        MAPPED,
+        Placing { threads: 3, batch: 9, slots: Some(2), io: IoMode::Dropped, ..MAPPED },
+        Placing { streaming: Streaming::Some, ..MAPPED },
+        Placing { streaming: Streaming::Some, ..PLAIN },
+        Placing { streaming: Streaming::Last, threads: 2, batch: 1, ..PLAIN },
+        Placing { streaming: Streaming::AllLayers, batch: 7, ..PLAIN },
+        Placing { streaming: Streaming::AllLayersAndHead, slots: Some(1), ..PLAIN },
+        Placing { streaming: Streaming::AllLayersAndHead, threads: 2, batch: 5, ..MAPPED },
     ];
     let supported = tierkeep_kernels::Isa::supported();
     for family in FAMILIES {
@@ -191,6 +240,10 @@ fn bytes_bound_are_bytes_planned() {
                     &plan(&model, Placing { slots, pins, threads, batch, ..PLAIN }),
                 );
             }
+        }
+        for streaming in [Streaming::Nothing, Streaming::Some, Streaming::AllLayersAndHead] {
+            assert_bound_as_planned(&model, &plan(&model, Placing { streaming, ..PLAIN }));
+            assert_bound_as_planned(&model, &plan(&model, Placing { streaming, ..MAPPED }));
         }
         // A budget that does not hold everything reads embedding rows from disk.
         let small = Options {

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use tierkeep_engine::disk::{Access, Disk, ShardFile, Stamp, SystemDisk};
+use tierkeep_engine::disk::{Access, Disk, MapError, Mapping, ShardFile, Stamp, SystemDisk};
 
 /// What becomes of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +121,10 @@ impl ShardFile for FaultyFile {
 
     fn stamp(&self) -> io::Result<Stamp> {
         self.file.stamp()
+    }
+
+    fn map(&self, offset: u64, bytes: u64) -> Result<Mapping, MapError> {
+        self.file.map(offset, bytes)
     }
 
     fn drop_pages(&self, offset: u64, bytes: u64) {

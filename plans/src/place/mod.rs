@@ -135,7 +135,8 @@ struct Frame<'a> {
 /// Otherwise the embedding is read by rows, for a row is a few kilobytes a token and the table is many
 /// experts' worth, and what is left is divided over the layers slot by slot. Where not even that fits
 /// without a slot, as few dense layers as do are streamed, and no expert has a slot: what every token
-/// touches goes before what some do. A larger budget never gives a layer fewer slots and never streams
+/// touches goes before what some do. Where all are streamed because that is asked for, the rest of the
+/// budget is for slots. A larger budget never gives a layer fewer slots and never streams
 /// more.
 ///
 /// `uses` are how often each expert of each decoder layer was used, for what goes to a card; without
@@ -149,16 +150,12 @@ pub fn place(
     uses: Option<&[Vec<f64>]>,
 ) -> Result<Placed, DoesNotFit> {
     let frame = Frame::new(sums, request, request.context, uses);
-    if request.dense != DenseRule::Streamed
-        && let Some(placed) = frame.resident()
-    {
-        return Ok(placed);
-    }
-    let fitting = frame.streamed().find_map(|way| frame.fit(&way).map(|fit| (way, fit)));
-    match fitting {
-        Some((way, (workload, _))) => Ok(frame.placed(workload, way, Bytes(0))),
-        None => Err(does_not_fit(&frame, uses)),
-    }
+    let placed = match request.dense {
+        DenseRule::Resident | DenseRule::Mapped => frame.in_memory(),
+        DenseRule::Auto => frame.in_memory().or_else(|| frame.streamed_as_must_be()),
+        DenseRule::Streamed => frame.streamed().find_map(|way| frame.with_slots(way.clone(), way)),
+    };
+    placed.ok_or_else(|| does_not_fit(&frame, uses))
 }
 
 /// The ledger of the smallest placement that a request allows, whatever its budget: a request fits
@@ -184,22 +181,35 @@ impl<'a> Frame<'a> {
     }
 
     /// All dense weights in memory.
-    fn resident(&self) -> Option<Placed> {
-        let all = self.all_slots();
-        let given = self.given_slots();
-        let everything = Way {
-            embedding: EmbeddingResidency::Resident,
-            slots: given.clone().unwrap_or_else(|| all.clone()),
+    fn in_memory(&self) -> Option<Placed> {
+        let way = |embedding| Way {
+            embedding,
+            slots: Slots::none(self.sums.layers.len()),
             streamed: Streamed::default(),
         };
+        let by_rows = budget::touched_embedding(self.sums.model);
+        self.with_slots(way(EmbeddingResidency::Resident), way(by_rows))
+    }
+
+    /// As few dense layers streamed as must be, and no expert has a slot unless some are asked for.
+    fn streamed_as_must_be(&self) -> Option<Placed> {
+        self.streamed().find_map(|way| {
+            let (workload, _) = self.fit(&way)?;
+            Some(self.placed(workload, way, Bytes(0)))
+        })
+    }
+
+    /// Dense weights as in `everything` if that and a slot for every expert fit; else as in `way`, with slots
+    /// for what is left, or the page cache with what is left.
+    fn with_slots(&self, mut everything: Way, mut way: Way) -> Option<Placed> {
+        let given = self.given_slots();
+        everything.slots = given.clone().unwrap_or_else(|| self.all_slots());
         if let Some((workload, _)) = self.fit(&everything) {
             return Some(self.placed(workload, everything, Bytes(0)));
         }
-        let mut way = Way {
-            embedding: budget::touched_embedding(self.sums.model),
-            slots: given.clone().unwrap_or_else(|| Slots::none(self.sums.layers.len())),
-            streamed: Streamed::default(),
-        };
+        if let Some(given) = &given {
+            way.slots.clone_from(given);
+        }
         let (workload, left) = self.fit(&way)?;
         let mut page_cache = Bytes(0);
         match (given, self.request.cache) {

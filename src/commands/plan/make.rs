@@ -45,7 +45,6 @@ pub(crate) fn run(target: &ModelArg, args: &PlanVerbArgs, context: &Context) -> 
     let mut options = shared::options(&args.planning);
     // A plan may say what another engine would need; `run` refuses what this one lacks. Cards are
     // planned with where a machine is described for that, or by name.
-    options.engine.streamed_dense = true;
     options.engine.vram |=
         args.machine.is_some() || args.what_if.as_ref().is_some_and(WhatIf::is_of_cards);
     let plan = match shared::plan(model, &facts, &options, history.as_ref()) {

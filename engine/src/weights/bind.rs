@@ -1,0 +1,240 @@
+//! Which tensors the forward pass uses, and where the plan has each of them. Owns the binding of roles to
+//! places; reads and allocates nothing.
+
+use std::collections::HashMap;
+
+use tierkeep_plans::budget::{DenseResidency, resident_tensors};
+use tierkeep_plans::catalogue::{
+    Catalogue, LayerTensor, Projection, Role, Span, TENSOR_ALIGN, Tensor,
+};
+use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, QkNorm};
+use tierkeep_plans::units::round_up;
+
+use super::resident::Copies;
+use super::streamed::{Unit, Units};
+use super::{
+    AttentionWeights, Bound, DensePlan, FeedForwardWeights, GroupedWeights, HeadPiece, Home,
+    IndexerWeights, LatentWeights, LayerWeights, Place, SwiGlu, element_of,
+};
+use crate::error::EngineError;
+
+/// Binds roles to places, as the plan has them.
+pub(super) struct Homes<'a> {
+    model: &'a Catalogue,
+    plan: DensePlan<'a>,
+    by_role: HashMap<Role, &'a Tensor>,
+    /// Roles that stay in memory for the whole run, or pass through it.
+    bindable: HashMap<Role, &'a Tensor>,
+    copies: Copies,
+    windows: Vec<Span>,
+    units: Units,
+}
+
+impl<'a> Homes<'a> {
+    pub(super) fn new(model: &'a Catalogue, plan: DensePlan<'a>) -> Self {
+        let by_role = model.by_role();
+        let bindable = resident_tensors(model, plan.embedding)
+            .filter_map(|t| by_role.get_key_value(&t.role))
+            .map(|(role, tensor)| (*role, *tensor))
+            .collect();
+        // A buffer for each layer, and one for what belongs to no layer.
+        let copies = Copies::new(model.spec.n_layers + 1);
+        let units = Units::new(plan.streamed.layers.len());
+        Self { model, plan, by_role, bindable, copies, windows: Vec::new(), units }
+    }
+
+    /// What is copied, what is mapped, and what is streamed.
+    pub(super) fn into_parts(self) -> (Copies, Vec<Span>, Units) {
+        (self.copies, self.windows, self.units)
+    }
+
+    /// Whether each layer is streamed.
+    pub(super) fn is_streamed(&self) -> Vec<bool> {
+        (0..self.model.spec.n_layers).map(|layer| self.unit_of(layer).is_some()).collect()
+    }
+
+    fn unit_of(&self, layer: usize) -> Option<usize> {
+        self.plan.streamed.layers.binary_search(&(layer as u32)).ok()
+    }
+
+    fn unbound(&self, role: Role) -> EngineError {
+        EngineError::Unbound { tensor: self.model.name_of(role) }
+    }
+
+    fn bind(&mut self, role: Role) -> Result<Bound, EngineError> {
+        let tensor = *self.bindable.get(&role).ok_or_else(|| self.unbound(role))?;
+        let layer = match role {
+            Role::Layer { layer, .. } | Role::SubBlock { layer, .. } => Some(layer as usize),
+            _ => None,
+        };
+        Ok(Bound {
+            weight: self.place(layer, tensor.weight),
+            scales: self.scales(layer, tensor.scales),
+            element: element_of(tensor.stored)?,
+            rows: tensor.rows as usize,
+            cols: tensor.cols as usize,
+        })
+    }
+
+    fn scales(&mut self, layer: Option<usize>, scales: Option<Span>) -> Place {
+        match scales {
+            Some(span) => self.place(layer, span),
+            None => Place { home: Home::Buffer(self.model.spec.n_layers), start: 0, end: 0 },
+        }
+    }
+
+    /// A place for a part of a layer's weight, or of one that belongs to no layer.
+    fn place(&mut self, layer: Option<usize>, span: Span) -> Place {
+        let bytes = span.bytes as usize;
+        if let Some(unit) = layer.and_then(|layer| self.unit_of(layer)) {
+            let start = self.units.layer_mut(unit).add(span);
+            return Place { home: Home::Stream, start, end: start + bytes };
+        }
+        match self.plan.residency {
+            DenseResidency::Resident => {
+                let buffer = layer.unwrap_or(self.model.spec.n_layers);
+                let start = self.copies.add(buffer, span);
+                Place { home: Home::Buffer(buffer), start, end: start + bytes }
+            }
+            DenseResidency::Mapped => {
+                self.windows.push(span);
+                Place { home: Home::Window(self.windows.len() - 1), start: 0, end: bytes }
+            }
+        }
+    }
+
+    /// The embedding, whole.
+    pub(super) fn embedding(&mut self) -> Result<Bound, EngineError> {
+        self.bind(Role::Embedding)
+    }
+
+    /// The embedding, to be read by rows.
+    pub(super) fn embedding_table(&self) -> Result<Tensor, EngineError> {
+        let role = Role::Embedding;
+        self.by_role.get(&role).map(|table| **table).ok_or_else(|| self.unbound(role))
+    }
+
+    pub(super) fn final_norm(&mut self) -> Result<Bound, EngineError> {
+        self.bind(Role::FinalNorm)
+    }
+
+    /// The head, whole.
+    pub(super) fn head(&mut self) -> Result<Bound, EngineError> {
+        self.bind(Role::Head)
+    }
+
+    /// The head in pieces, each as large as a stream buffer; every layer is bound before.
+    pub(super) fn head_pieces(&mut self) -> Result<Vec<HeadPiece>, EngineError> {
+        let role = if self.model.spec.tied_embeddings { Role::Embedding } else { Role::Head };
+        let tensor = **self.by_role.get(&role).ok_or_else(|| self.unbound(role))?;
+        let element = element_of(tensor.stored)?;
+        let room = self.units.buffer_bytes();
+        let row_bytes = (tensor.stored.row_bytes(tensor.cols), tensor.row_scale_bytes());
+        let piece_bytes = |rows: u64| {
+            let part = |bytes: u64| round_up(bytes.saturating_mul(rows), TENSOR_ALIGN);
+            part(row_bytes.0).saturating_add(part(row_bytes.1))
+        };
+        let mut most = room.checked_div(row_bytes.0 + row_bytes.1).unwrap_or(0).min(tensor.rows);
+        while most > 0 && piece_bytes(most) > room {
+            most -= 1;
+        }
+        if most == 0 {
+            return Err(EngineError::HeadRow { row_bytes: piece_bytes(1), buffer_bytes: room });
+        }
+        let mut pieces = Vec::new();
+        for first in (0..tensor.rows).step_by(most as usize) {
+            let rows = first..tensor.rows.min(first + most);
+            let n_rows = rows.end - rows.start;
+            let mut unit = Unit::default();
+            let mut place = |span: Span, each: u64| {
+                let (offset, bytes) = (span.offset + first * each, n_rows * each);
+                let start = unit.add(Span { offset, bytes, ..span });
+                Place { home: Home::Stream, start, end: start + bytes as usize }
+            };
+            let weight = place(tensor.weight, row_bytes.0);
+            let none = Place { home: Home::Stream, start: 0, end: 0 };
+            let scales = tensor.scales.map_or(none, |span| place(span, row_bytes.1));
+            self.units.add_head(unit);
+            let (n_rows, cols) = (n_rows as usize, tensor.cols as usize);
+            let weight = Bound { weight, scales, element, rows: n_rows, cols };
+            pieces.push(HeadPiece { rows: rows.start as usize..rows.end as usize, weight });
+        }
+        Ok(pieces)
+    }
+
+    fn swiglu(
+        &mut self,
+        layer: usize,
+        of: fn(Projection) -> LayerTensor,
+    ) -> Result<SwiGlu, EngineError> {
+        let mut bind =
+            |projection| self.bind(Role::Layer { layer: layer as u32, tensor: of(projection) });
+        Ok(SwiGlu {
+            gate: bind(Projection::Gate)?,
+            up: bind(Projection::Up)?,
+            down: bind(Projection::Down)?,
+        })
+    }
+
+    /// Binds a layer.
+    pub(super) fn layer(&mut self, layer: usize) -> Result<LayerWeights, EngineError> {
+        use LayerTensor as T;
+        let spec = &self.model.spec;
+        let mut bind = |tensor| self.bind(Role::Layer { layer: layer as u32, tensor });
+        let input_norm = bind(T::InputNorm)?;
+        let post_attention_norm = bind(T::PostAttentionNorm)?;
+        let attention = match &spec.attention {
+            AttentionSpec::Latent(_) => AttentionWeights::Latent(LatentWeights {
+                query_down: bind(T::QueryDown)?,
+                query_down_norm: bind(T::QueryDownNorm)?,
+                query_up: bind(T::QueryUp)?,
+                latent_down: bind(T::LatentDown)?,
+                latent_norm: bind(T::LatentNorm)?,
+                latent_up: bind(T::LatentUp)?,
+                indexer: match spec.layers[layer].indexer {
+                    IndexerKind::None | IndexerKind::Shared => None,
+                    IndexerKind::Full => Some(IndexerWeights {
+                        query: bind(T::IndexerQuery)?,
+                        key: bind(T::IndexerKey)?,
+                        key_norm: bind(T::IndexerKeyNorm)?,
+                        key_norm_bias: bind(T::IndexerKeyNormBias)?,
+                        head_weights: bind(T::IndexerHeadWeights)?,
+                    }),
+                },
+            }),
+            AttentionSpec::Grouped(grouped) => AttentionWeights::Grouped(GroupedWeights {
+                query: bind(T::Query)?,
+                key: bind(T::Key)?,
+                value: bind(T::Value)?,
+                norms: match grouped.qk_norm {
+                    QkNorm::FullWidth => {
+                        Some((bind(T::QueryNorm)?, bind(T::KeyNorm)?, spec.norm_eps))
+                    }
+                    // `supports` refuses norms per head.
+                    QkNorm::None | QkNorm::PerHead => None,
+                },
+            }),
+        };
+        let attention_output = bind(T::AttentionOutput)?;
+        let feed_forward = match spec.layers[layer].feed_forward {
+            FeedForward::Dense => FeedForwardWeights::Dense(self.swiglu(layer, T::Dense)?),
+            // `supports` refuses the shortcut.
+            FeedForward::Experts | FeedForward::Shortcut => FeedForwardWeights::Experts {
+                router: bind(T::Router)?,
+                bias: if spec.router.selection_bias { Some(bind(T::RouterBias)?) } else { None },
+                shared: if spec.shared_ff_size > 0 {
+                    Some(self.swiglu(layer, T::Shared)?)
+                } else {
+                    None
+                },
+            },
+        };
+        Ok(LayerWeights {
+            input_norm,
+            post_attention_norm,
+            attention,
+            attention_output,
+            feed_forward,
+        })
+    }
+}
