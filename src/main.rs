@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             std::process::exit(i32::from(exit::INTERRUPTED));
         }
     });
+    refuse_large_writes();
     let context = Context {
         json: cli.json,
         style: style(),
@@ -52,6 +53,18 @@ fn main() -> ExitCode {
     let was_interrupted = interrupted.load(Ordering::SeqCst);
     ExitCode::from(if was_interrupted { exit::INTERRUPTED } else { code })
 }
+
+/// Makes a write past a limit on file sizes (`ulimit -f`) an error of that write. By default a signal
+/// ends the program, which leaves a temporary file and no word of why.
+#[cfg(unix)]
+fn refuse_large_writes() {
+    let signal = signal_hook::consts::SIGXFSZ;
+    // Where no handler can be installed it is as it was.
+    let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+}
+
+#[cfg(not(unix))]
+fn refuse_large_writes() {}
 
 /// Whether `--json` is among arguments that could not be read.
 fn asks_for_json() -> bool {

@@ -285,6 +285,35 @@ fn an_interrupted_run_saves_what_came_since_its_last_checkpoint() {
     assert_eq!(shown(folder)["runs"].as_array().unwrap().len(), 1);
 }
 
+/// Two runs at the same time, their checkpoints in between each other: two sessions, every token once.
+#[test]
+fn two_runs_at_the_same_time_are_two_sessions() {
+    let folder = folder();
+    let folder = folder.path();
+    let mut runs: Vec<Child> = [60, 90]
+        .map(|n: u32| {
+            let more = ["--ignore-stop", "--save-every", "3", "-n"];
+            let mut run = command(folder);
+            run.args(RUN).args(more).arg(n.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+            run.spawn().unwrap()
+        })
+        .into();
+    for run in &mut runs {
+        assert!(run.wait().unwrap().success());
+    }
+    let history = shown(folder);
+    let mut tokens: Vec<f64> = history["newest_session_tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tokens| tokens.as_f64().unwrap())
+        .collect();
+    tokens.sort_by(f64::total_cmp);
+    assert_eq!(tokens, [59.0, 89.0]);
+    assert_eq!((&history["n_sessions"], &history["sample_tokens"]), (&2.into(), &148.into()));
+    assert_eq!(history["runs"].as_array().unwrap().len(), 2);
+}
+
 /// plan -> run -> killed -> plan: the second plan replays what the killed run had saved.
 #[cfg(unix)]
 #[test]
@@ -317,6 +346,28 @@ fn the_next_plan_uses_what_a_killed_run_had_saved() {
     let replayed = format!("replayed: {} tokens of 1 session", saved - saved / 4);
     assert!(evidence.contains(&replayed), "{replayed}: {evidence}");
     assert_eq!(fs::read(usage_file(folder)).unwrap(), before, "planning changes no history");
+}
+
+/// A limit on file sizes is as a full disk: said, and nothing is left or lost.
+#[cfg(unix)]
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_no_death() {
+    let folder = folder();
+    let folder = folder.path();
+    fs::write(folder.join("counts.txt"), "1 0 5\n").unwrap();
+    usage(folder, &["import", "model", "counts.txt"]);
+    let before = fs::read(usage_file(folder)).unwrap();
+    let mut limited = std::process::Command::new("sh");
+    // At most 1 KiB, in any shell.
+    limited.args(["-c", "ulimit -f 1; exec \"$0\" usage import model counts.txt"]);
+    limited.arg(env!("CARGO_BIN_EXE_tierkeep")).current_dir(folder);
+    limited.env("HOME", folder).stdin(Stdio::null());
+    let ran = Ran::of(&mut limited);
+    refuses(&ran, 2, &["cannot write", "File too large"]);
+    assert_eq!(fs::read(usage_file(folder)).unwrap(), before);
+    let names = fs::read_dir(folder.join("model")).unwrap();
+    let left = names.filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().contains("tmp"));
+    assert_eq!(left.count(), 0);
 }
 
 /// A lock that another process holds: one warning while the run goes on, one at its end, and the

@@ -60,8 +60,9 @@ pub(crate) fn history(view: &HistoryView<'_>, style: Style) -> String {
 
 fn sessions(summary: &Summary) -> String {
     let all = plural(summary.n_sessions, "session", "sessions");
-    let lengths: Vec<String> =
-        summary.newest_session_tokens.iter().map(|&tokens| whole(tokens)).collect();
+    let length =
+        |&tokens: &f64| if tokens < 0.5 { "less than 1".to_owned() } else { whole(tokens) };
+    let lengths: Vec<String> = summary.newest_session_tokens.iter().map(length).collect();
     match lengths.len() {
         0 => all,
         _ => format!("{all}; the newest, oldest first, of {} tokens", lengths.join(", ")),
