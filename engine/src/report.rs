@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
-use tierkeep_plans::budget::Line;
+use tierkeep_plans::budget::{DenseResidency, Line};
 use tierkeep_plans::plan::{Plan, Range};
 use tierkeep_plans::units::Bytes;
 use tierkeep_plans::usage::RunRecord;
@@ -195,6 +195,8 @@ pub struct MemorySeen {
     pub before_loading: Option<Bytes>,
     /// Anonymous and shared pages and mapped pages of the model, at the end.
     pub footprint: Option<Bytes>,
+    /// Mapped pages of the model, at the end.
+    pub mapped: Option<Bytes>,
     /// The most that was resident (`VmHWM`).
     pub peak: Option<Bytes>,
 }
@@ -292,7 +294,7 @@ impl RunReport {
             traffic: traffic(plan, &decode),
             context: plan.request.context,
             budget_bytes: plan.request.budget_bytes,
-            footprint: FootprintReport::of(plan, memory.footprint, untouched(engine, plan)),
+            footprint: FootprintReport::of(plan, memory.footprint, untouched(engine, plan, memory)),
             ledger: ledger(engine, plan, memory),
             read_retries: engine.read_counter().retries(),
             replaced_shards: engine.replaced_shards(),
@@ -411,14 +413,21 @@ fn source_of(source: &str, detail: &str, is_known: bool) -> String {
 }
 
 /// At most how much of what is bound has never been written to, and so is not resident yet: empty
-/// slots, caches of positions that no token has, and the flight buffer, which is needed for a moment.
-fn untouched(engine: &Engine, plan: &Plan) -> Bytes {
+/// slots, caches of positions that no token has, and the flight buffer, which is needed for a moment. Or it
+/// was and is not any more: pages of mapped weights that the system took back.
+fn untouched(engine: &Engine, plan: &Plan, memory: MemorySeen) -> Bytes {
     let caches = engine.bound(Line::KvCache) + engine.bound(Line::IndexerKeys);
     let context = engine.context().max(1) as u64;
     let unused = context.saturating_sub(engine.len() as u64);
     let rows = u128::from(caches.0) * u128::from(unused) / u128::from(context);
     let rows = Bytes(u64::try_from(rows).unwrap_or(u64::MAX));
-    rows + engine.empty_slots().1 + plan.ledger.bytes(Line::ExpertsInFlight)
+    let taken_back = match (plan.placement.dense, memory.mapped) {
+        (DenseResidency::Mapped, Some(mapped)) => {
+            engine.bound(Line::DenseWeights).saturating_sub(mapped)
+        }
+        (DenseResidency::Mapped, None) | (DenseResidency::Resident, _) => Bytes(0),
+    };
+    rows + engine.empty_slots().1 + plan.ledger.bytes(Line::ExpertsInFlight) + taken_back
 }
 
 fn ledger(engine: &Engine, plan: &Plan, memory: MemorySeen) -> Vec<LineReport> {

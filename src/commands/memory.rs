@@ -63,6 +63,7 @@ impl Memory {
         MemorySeen {
             before_loading: known(&self.before_loading_bytes),
             footprint: known(&self.footprint_bytes),
+            mapped: known(&self.mapped_bytes),
             peak: known(&self.peak_rss_bytes),
         }
     }
