@@ -8,11 +8,13 @@ use std::path::Path;
 use half::{bf16, f16};
 use tempfile::TempDir;
 use tierkeep_engine::convert::{
-    Bits, ConvertError, ConvertOptions, ConvertProgress, ConvertReport, TensorClass, convert,
-    planned_bytes,
+    Bits, ConvertError, ConvertOptions, ConvertProgress, ConvertReport, Packing, TensorClass,
+    convert, group_from_text, planned_bytes, scale_from_text,
 };
 use tierkeep_plans::catalogue::header::{DType, read_header};
-use tierkeep_plans::catalogue::{Catalogue, CatalogueError, PackedBits, StoredType};
+use tierkeep_plans::catalogue::{
+    Catalogue, CatalogueError, Group, Packed, PackedBits, ScaleType, StoredType,
+};
 use tierkeep_plans::units::Bytes;
 
 const CONFIG: &str = r#"{"model_type":"glm_moe_dsa","vocab_size":13,"hidden_size":9,
@@ -81,19 +83,23 @@ impl SourceTensor {
 }
 
 fn glm_tensors(matrix_type: &'static str) -> Vec<SourceTensor> {
+    glm_tensors_of(matrix_type, HIDDEN)
+}
+
+fn glm_tensors_of(matrix_type: &'static str, hidden: usize) -> Vec<SourceTensor> {
     let mut tensors = Vec::new();
     let mut seed = 7;
     let mut add = |name: String, shape: &[usize], dtype: &'static str| {
         tensors.push(SourceTensor::new(&name, shape, dtype, &mut seed));
     };
-    add("lm_head.weight".into(), &[13, HIDDEN], matrix_type);
-    add("model.embed_tokens.weight".into(), &[13, HIDDEN], matrix_type);
-    add("model.norm.weight".into(), &[HIDDEN], "BF16");
+    add("lm_head.weight".into(), &[13, hidden], matrix_type);
+    add("model.embed_tokens.weight".into(), &[13, hidden], matrix_type);
+    add("model.norm.weight".into(), &[hidden], "BF16");
     for layer in 0..3 {
         let name = |suffix: &str| format!("model.layers.{layer}.{suffix}");
         for (suffix, width) in [
-            ("input_layernorm.weight", HIDDEN),
-            ("post_attention_layernorm.weight", HIDDEN),
+            ("input_layernorm.weight", hidden),
+            ("post_attention_layernorm.weight", hidden),
             ("self_attn.q_a_layernorm.weight", 5),
             ("self_attn.kv_a_layernorm.weight", 7),
             ("self_attn.indexer.k_norm.weight", 4),
@@ -102,22 +108,22 @@ fn glm_tensors(matrix_type: &'static str) -> Vec<SourceTensor> {
             add(name(suffix), &[width], "BF16");
         }
         for (suffix, shape) in [
-            ("self_attn.q_a_proj.weight", [5, HIDDEN]),
+            ("self_attn.q_a_proj.weight", [5, hidden]),
             ("self_attn.q_b_proj.weight", [8, 5]),
-            ("self_attn.kv_a_proj_with_mqa.weight", [11, HIDDEN]),
+            ("self_attn.kv_a_proj_with_mqa.weight", [11, hidden]),
             ("self_attn.kv_b_proj.weight", [7, 7]),
-            ("self_attn.o_proj.weight", [HIDDEN, 3]),
+            ("self_attn.o_proj.weight", [hidden, 3]),
             ("self_attn.indexer.wq_b.weight", [8, 5]),
-            ("self_attn.indexer.wk.weight", [4, HIDDEN]),
-            ("self_attn.indexer.weights_proj.weight", [2, HIDDEN]),
+            ("self_attn.indexer.wk.weight", [4, hidden]),
+            ("self_attn.indexer.weights_proj.weight", [2, hidden]),
         ] {
             add(name(suffix), &shape, matrix_type);
         }
         let mut feed_forward = |prefix: &str, width: usize| {
             // Published shards often hold down first.
-            add(name(&format!("{prefix}down_proj.weight")), &[HIDDEN, width], matrix_type);
-            add(name(&format!("{prefix}gate_proj.weight")), &[width, HIDDEN], matrix_type);
-            add(name(&format!("{prefix}up_proj.weight")), &[width, HIDDEN], matrix_type);
+            add(name(&format!("{prefix}down_proj.weight")), &[hidden, width], matrix_type);
+            add(name(&format!("{prefix}gate_proj.weight")), &[width, hidden], matrix_type);
+            add(name(&format!("{prefix}up_proj.weight")), &[width, hidden], matrix_type);
         };
         if layer == 0 {
             feed_forward("mlp.", 6);
@@ -127,20 +133,22 @@ fn glm_tensors(matrix_type: &'static str) -> Vec<SourceTensor> {
             feed_forward(&format!("mlp.experts.{expert}."), 5);
         }
         feed_forward("mlp.shared_experts.", 5);
-        add(name("mlp.gate.weight"), &[N_EXPERTS, HIDDEN], "F32");
+        add(name("mlp.gate.weight"), &[N_EXPERTS, hidden], "F32");
         add(name("mlp.gate.e_score_correction_bias"), &[N_EXPERTS], "F32");
         if layer == 2 {
             for suffix in ["enorm.weight", "hnorm.weight", "shared_head.norm.weight"] {
-                add(name(suffix), &[HIDDEN], "BF16");
+                add(name(suffix), &[hidden], "BF16");
             }
-            add(name("eh_proj.weight"), &[HIDDEN, 2 * HIDDEN], matrix_type);
+            add(name("eh_proj.weight"), &[hidden, 2 * hidden], matrix_type);
         }
     }
     tensors
 }
 
 fn write_model(directory: &Path, tensors: &[SourceTensor]) {
-    fs::write(directory.join("config.json"), CONFIG).unwrap();
+    let hidden = tensors.iter().find(|t| t.name == "model.norm.weight").unwrap().shape[0];
+    let config = CONFIG.replace("\"hidden_size\":9", &format!("\"hidden_size\":{hidden}"));
+    fs::write(directory.join("config.json"), config).unwrap();
     fs::write(directory.join("tokenizer.json"), "{}").unwrap();
     fs::write(directory.join("notes.txt"), "not copied").unwrap();
     // The cut lies within an expert.
@@ -229,24 +237,43 @@ fn round_half_even(x: f32) -> i64 {
 
 /// The plain form as its definition reads: packed rows, and little-endian scales.
 fn reference(values: &[f32], cols: usize, bits: u32) -> (Vec<u8>, Vec<u8>) {
+    reference_of(values, (cols, cols), bits, ScaleType::F32)
+}
+
+/// The same in groups of columns, with scales of either type.
+fn reference_of(
+    values: &[f32],
+    (cols, group): (usize, usize),
+    bits: u32,
+    scale_type: ScaleType,
+) -> (Vec<u8>, Vec<u8>) {
     let (low, high) = (-(1_i64 << (bits - 1)), (1_i64 << (bits - 1)) - 1);
     let (mut packed, mut scales) = (Vec::new(), Vec::new());
     for row in values.chunks(cols) {
-        let mut absmax = 0.0_f32;
-        for x in row {
-            if x.abs() > absmax {
-                absmax = x.abs();
-            }
-        }
-        let scale = if absmax == 0.0 { 1.0 } else { absmax / high as f32 };
-        scales.extend(scale.to_le_bytes());
         let mut row_bytes = vec![0_u8; (cols * bits as usize).div_ceil(8)];
-        for (i, x) in row.iter().enumerate() {
-            let q = round_half_even(x / scale).max(low).min(high);
-            if bits == 8 {
-                row_bytes[i] = q.rem_euclid(256) as u8;
+        for (first, members) in row.chunks(group).enumerate() {
+            let mut absmax = 0.0_f32;
+            for x in members {
+                if x.abs() > absmax {
+                    absmax = x.abs();
+                }
+            }
+            let mut scale = if absmax == 0.0 { 1.0 } else { absmax / high as f32 };
+            if scale_type == ScaleType::F16 {
+                let rounded = f16::from_f32(scale);
+                scales.extend(rounded.to_le_bytes());
+                scale = rounded.to_f32();
             } else {
-                row_bytes[i / 2] += ((q + 8) as u8) << (4 * (i % 2));
+                scales.extend(scale.to_le_bytes());
+            }
+            for (i, x) in members.iter().enumerate() {
+                let q = round_half_even(x / scale).max(low).min(high);
+                let at = (first * group + i) * bits as usize;
+                if bits == 8 {
+                    row_bytes[at / 8] = q.rem_euclid(256) as u8;
+                } else {
+                    row_bytes[at / 8] += ((q - low) as u8) << (at % 8);
+                }
             }
         }
         packed.extend(row_bytes);
@@ -294,6 +321,92 @@ fn bytes_equal_the_reference() {
             assert_eq!(written.len(), tensors.len() + quantised + pads);
         }
     }
+}
+
+/// Rows of 150 columns have partial last groups; those of 18 and fewer are one group, and so a row.
+#[test]
+fn groups_and_scales_of_16_bits_equal_the_reference() {
+    let tensors = glm_tensors_of("BF16", 150);
+    let source = model(&tensors);
+    for (group, width) in
+        [(Group::Row, 1 << 20), (Group::Of128, 128), (Group::Of64, 64), (Group::Of32, 32)]
+    {
+        for scale in ScaleType::ALL {
+            for bits in PackedBits::ALL {
+                let options = ConvertOptions {
+                    packing: Packing { group, scale },
+                    ..options(Bits::Packed(bits), Bits::Packed(bits))
+                };
+                let out = TempDir::new().unwrap();
+                run(source.path(), out.path(), &options).unwrap();
+                let written = read_tensors(out.path());
+                let scale_type = if scale == ScaleType::F32 { DType::F32 } else { DType::F16 };
+                for tensor in tensors.iter().filter(|t| !stays_float(&t.name)) {
+                    let (rows, cols) = (tensor.shape[0] as u64, tensor.shape[1]);
+                    let by = (cols, width.min(cols));
+                    let (packed, scales) =
+                        reference_of(&tensor.values, by, bits.number() as u32, scale);
+                    assert_eq!(written[&tensor.name].2, packed, "{}", tensor.name);
+                    let (dtype, shape, bytes) = &written[&format!("{}.qs", tensor.name)];
+                    let groups = cols.div_ceil(width) as u64;
+                    let expected = if groups == 1 { vec![rows] } else { vec![rows, groups] };
+                    assert_eq!((*dtype, shape), (scale_type, &expected), "{}", tensor.name);
+                    assert_eq!(*bytes, scales, "{}", tensor.name);
+                }
+                let after = Catalogue::open(out.path()).unwrap();
+                let stored = StoredType::Packed(Packed { bits, group, scale });
+                assert_eq!(after.expert(1, 0).unwrap().gate.stored, stored);
+                let of_5 = Packed { bits, group: Group::Row, scale };
+                assert_eq!(after.expert(1, 0).unwrap().down.stored, StoredType::Packed(of_5));
+                let metadata = read_header(&shards(out.path())[0]).unwrap().metadata;
+                let said = ["bits", "group", "scale"]
+                    .map(|field| metadata[&format!("tierkeep.experts.{field}")].clone());
+                let number = bits.number().to_string();
+                assert_eq!(said, [&number, group.name(), scale.name()]);
+                // What is there already is copied, in the same words.
+                let again = TempDir::new().unwrap();
+                run(out.path(), again.path(), &options).unwrap();
+                assert!(read_tensors(again.path()) == written);
+                let keep = TempDir::new().unwrap();
+                run(out.path(), keep.path(), &self::options(Bits::Keep, Bits::Keep)).unwrap();
+                let read = |directory: &Path| fs::read(&shards(directory)[0]).unwrap();
+                assert!(read(keep.path()) == read(out.path()));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_packed_in_groups_is_not_packed_again() {
+    let source = model(&glm_tensors_of("BF16", 150));
+    let grouped = |group| ConvertOptions {
+        packing: Packing { group, scale: ScaleType::F16 },
+        ..options(FOUR, FOUR)
+    };
+    let (packed, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    run(source.path(), packed.path(), &grouped(Group::Of64)).unwrap();
+    let error = run(packed.path(), out.path(), &grouped(Group::Of32)).unwrap_err().to_string();
+    let parts = "is stored as int4-g64-f16 and cannot become int4-g32-f16: quantising twice";
+    assert!(error.contains(parts), "{error}");
+}
+
+#[test]
+fn weights_beyond_scales_of_16_bits_are_named() {
+    let mut tensors = glm_tensors("F32");
+    let last = tensors.last_mut().unwrap();
+    let cols = last.shape[1];
+    last.values[2 * cols] = 1e9;
+    *last = SourceTensor::from_values(&last.name, &last.shape, "F32", last.values.clone());
+    let source = model(&tensors);
+    let with = |scale| ConvertOptions {
+        packing: Packing { group: Group::Row, scale },
+        ..ConvertOptions::default()
+    };
+    let out = TempDir::new().unwrap();
+    let error = run(source.path(), out.path(), &with(ScaleType::F16)).unwrap_err().to_string();
+    let parts = "model.layers.2.eh_proj.weight row 2 needs a scale beyond 65504";
+    assert!(error.starts_with(parts) && error.contains("--scales f32"), "{error}");
+    run(source.path(), out.path(), &with(ScaleType::F32)).unwrap();
 }
 
 #[test]
@@ -524,4 +637,10 @@ fn bits_are_read_as_users_write_them() {
         "3".parse::<Bits>().unwrap_err().to_string(),
         "cannot read \"3\" as bits: write 8, 4, 2 or keep"
     );
+    for group in Group::ALL {
+        assert_eq!(group_from_text(group.name()), Ok(group));
+    }
+    assert!(group_from_text("16").unwrap_err().to_string().ends_with("row, 128, 64 or 32"));
+    assert_eq!(scale_from_text("f16"), Ok(ScaleType::F16));
+    assert!(scale_from_text("bf16").unwrap_err().to_string().ends_with("f32 or f16"));
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use serde_json::json;
 use support::{Checkpoint, Form, TestTensor, read_index, write_index, write_shard};
 use tempfile::tempdir;
-use tierkeep_plans::catalogue::{self, Catalogue, Folder};
+use tierkeep_plans::catalogue::{self, Catalogue, Folder, Group, Packed, PackedBits, ScaleType};
 use tierkeep_plans::checks::{self, Check, Status};
 
 /// Every check of the model in a folder, whole or not.
@@ -358,6 +358,29 @@ fn r7_experts_of_4_bits_with_one_scale_a_row_are_a_warning() {
     says(&checked(dir.path()), "model.container", Status::Warn, &parts);
     Checkpoint::olmoe(Form::INT8).write(dir.path());
     says(&checked(dir.path()), "model.container", Status::Ok, &[]);
+    // 16 columns are one group of 32, and so a row.
+    let grouped = |bits| Packed { bits, group: Group::Of32, scale: ScaleType::F16 };
+    Checkpoint::olmoe(Form::Packed(grouped(PackedBits::Four))).write(dir.path());
+    says(&checked(dir.path()), "model.container", Status::Warn, &["4 bits with one scale a row"]);
+    let mut checkpoint = Checkpoint::olmoe(Form::INT8);
+    checkpoint.config["hidden_size"] = json!(64);
+    for (bits, status) in [(PackedBits::Four, Status::Ok), (PackedBits::Two, Status::Warn)] {
+        let form = Form::Packed(grouped(bits));
+        Checkpoint::from_config(checkpoint.config.clone(), form).write(dir.path());
+        let parts: &[&str] = if status == Status::Ok { &[] } else { &["all 12", "at 2 bits"] };
+        says(&checked(dir.path()), "model.container", status, parts);
+    }
+}
+
+/// What is packed in a way that does not go together is a failure of its types, with what to do.
+#[test]
+fn scales_that_fit_no_group_fail_the_types() {
+    let mut checkpoint = Checkpoint::olmoe(Form::INT4);
+    checkpoint.replace("model.layers.1.mlp.experts.3.up_proj.weight.qs", "F32", &[24]);
+    let dir = tempdir().unwrap();
+    checkpoint.write(dir.path());
+    let parts = ["experts.3.up_proj.weight.qs holds scales of shape [24] for 8 x 16", "[8] (one"];
+    says(&checked(dir.path()), "model.types", Status::Fail, &parts);
 }
 
 /// A config that promises 655 million experts takes neither the time nor the memory for them.

@@ -284,6 +284,13 @@ impl Checkpoint {
         write_shard(&directory.join("model.safetensors"), &self.tensors);
     }
 
+    /// Writes everything into one shard with these `__metadata__`.
+    pub(crate) fn write_with_metadata(&self, directory: &Path, metadata: &[(&str, &str)]) {
+        self.write_config(directory);
+        let metadata: BTreeMap<&str, &str> = metadata.iter().copied().collect();
+        write_shard_with(&directory.join("model.safetensors"), &self.tensors, json!(metadata));
+    }
+
     /// Writes `n` numbered shards of about as many tensors each, and the index. Returns the paths.
     pub(crate) fn write_sharded(&self, directory: &Path, n: usize) -> Vec<PathBuf> {
         self.write_config(directory);
@@ -323,7 +330,15 @@ pub(crate) fn read_index(directory: &Path) -> Value {
 
 /// Writes a valid safetensors file.
 pub(crate) fn write_shard(path: &Path, tensors: &[TestTensor]) {
+    write_shard_with(path, tensors, Value::Null);
+}
+
+/// Writes a valid safetensors file with these `__metadata__`, if they are any.
+pub(crate) fn write_shard_with(path: &Path, tensors: &[TestTensor], metadata: Value) {
     let mut header = serde_json::Map::new();
+    if !metadata.is_null() {
+        header.insert("__metadata__".to_owned(), metadata);
+    }
     let mut data = Vec::new();
     for tensor in tensors {
         let start = data.len();
