@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use tierkeep_plans::catalogue::config::{self, ConfigError};
 use tierkeep_plans::catalogue::header::{self, HeaderBytes, HeaderError, ShardHeader};
-use tierkeep_plans::catalogue::{Catalogue, CatalogueError, Entry, Source};
+use tierkeep_plans::catalogue::{Catalogue, CatalogueError, Entry, Source, sidecar};
 use tierkeep_plans::plan::{Plan, PlanError};
 use tierkeep_plans::spec::ArchSpec;
 use tierkeep_plans::usage::{self, FormatError, History, ImportError, ImportedCounts, Session};
@@ -53,6 +53,23 @@ pub(crate) fn index(json: &[u8]) -> Result<Catalogue, CatalogueError> {
         Err(error) => panic!("{error}"),
     }
     by_index
+}
+
+/// The JSON of a header, as that of the only file of a small packed model. What is accepted has the bytes
+/// that its types ask for, and is kept and read back as it is.
+pub(crate) fn container(json: &[u8]) -> Result<Catalogue, CatalogueError> {
+    let model = Catalogue::open_from(&OneFile { json })?;
+    for tensor in &model.tensors {
+        assert_eq!(tensor.weight.bytes, tensor.stored.row_bytes(tensor.cols) * tensor.rows);
+        let scales = tensor.scales.map_or(0, |span| span.bytes);
+        let expected = tensor.stored.packed().map(|p| p.row_scale_bytes(tensor.cols) * tensor.rows);
+        assert!(expected.is_none_or(|expected| expected == scales), "{tensor:?}");
+    }
+    let kept =
+        sidecar::encode(&model).map(|kept| sidecar::decode(&kept, &model.spec, Path::new("")));
+    let again = kept.flatten().unwrap_or_else(|| panic!("{model:?}"));
+    assert_eq!((&again.tensors, &again.experts), (&model.tensors, &model.experts));
+    Ok(model)
 }
 
 /// A plan file. What is read can be written, and reads back the same; no plan stops the check.
@@ -167,6 +184,47 @@ fn tiny_headers() -> &'static [HeaderBytes; 2] {
             HeaderBytes { json, file_bytes }
         })
     })
+}
+
+/// An olmoe of one layer and one expert in one file, whose header is any text. Its rows have 72 columns,
+/// those of the expert's down 3.
+struct OneFile<'a> {
+    json: &'a [u8],
+}
+
+const PACKED_CONFIG: &str = r#"{"model_type":"olmoe","vocab_size":3,"hidden_size":72,
+    "num_hidden_layers":1,"num_attention_heads":1,"num_key_value_heads":1,"intermediate_size":3,
+    "num_experts":1,"num_experts_per_tok":1,"eos_token_id":1}"#;
+
+impl Source for OneFile<'_> {
+    fn label(&self) -> &Path {
+        Path::new("one")
+    }
+
+    fn list(&self) -> io::Result<Option<Vec<Entry>>> {
+        let entry = |name: &str| Entry { name: name.to_owned(), bytes: None, broken_link: None };
+        Ok(Some(vec![entry("config.json"), entry("model.safetensors")]))
+    }
+
+    fn small_file(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        Ok((name == "config.json").then(|| PACKED_CONFIG.as_bytes().to_vec()))
+    }
+
+    fn file_bytes(&self, _: &str) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn header(&self, _: &str) -> Result<HeaderBytes, HeaderError> {
+        let ends = |entry: &serde_json::Value| entry["data_offsets"][1].as_u64();
+        let parsed = serde_json::from_slice::<serde_json::Map<_, _>>(self.json);
+        let end = parsed.ok().and_then(|map| map.values().filter_map(ends).max()).unwrap_or(0);
+        let file_bytes = (8 + self.json.len() as u64).saturating_add(end);
+        Ok(HeaderBytes { json: self.json.to_vec(), file_bytes })
+    }
+
+    fn index_is_cheap(&self) -> bool {
+        true
+    }
 }
 
 impl Source for Tiny<'_> {

@@ -112,6 +112,21 @@ fn what_an_index_says_is_believed_only_of_files_that_are_there() {
 }
 
 #[test]
+fn packed_types_are_told_from_headers_or_refused() {
+    let contradicts = Some("expected what its file's metadata say (tierkeep.");
+    let expected = [
+        ("good-", None),
+        ("contradiction-", contradicts),
+        ("unknown-group", Some("does not read (tierkeep.dense.group = 48)")),
+        ("scales-of-no-group", Some("scales of shape [3, 4] for 3 x 72, expected [3] (one a row)")),
+        ("scales-of-bytes", Some("packed U8 with U8 scales")),
+        ("scales-of-groups-by-rows", Some("scales of shape [2, 3] for 3 x 72")),
+        ("rows-cut", Some("51 packed bytes for 3 x 72, expected 216 (8 bits)")),
+    ];
+    outcomes("container", &expected, targets::container);
+}
+
+#[test]
 fn usage_files_and_counts_are_refused_for_what_is_wrong() {
     let expected = [
         ("good", None),
@@ -135,7 +150,8 @@ fn good_configs_are_read_and_the_others_are_only_refused() {
 
 #[test]
 fn no_damage_leads_to_a_panic() {
-    let targets: [(&str, replay::Target<'_>); 6] = [
+    let targets: [(&str, replay::Target<'_>); 7] = [
+        ("container", &mut |bytes| drop(targets::container(bytes))),
         ("header", &mut |bytes| drop(targets::header(bytes))),
         ("config", &mut |bytes| drop(targets::config(bytes))),
         ("index", &mut |bytes| drop(targets::index(bytes))),

@@ -100,7 +100,7 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  tierkeep verify examples/glm-nano\n  tierkeep verify tests/oracles/olmoe --layers\n  tierkeep verify MODEL --ram 2GB --batch 16 --isa scalar --json"
     )]
     Verify(VerifyArgs),
-    /// Write a model as a packed container: 8- or 4-bit weights, each expert in one read.
+    /// Write a model as a packed container: 8-, 4- or 2-bit weights, each expert in one read.
     #[command(
         after_help = "Examples:\n  tierkeep convert MODEL OUT --experts 4\n  tierkeep convert MODEL OUT --experts 8 --dense 8 --embedding keep --dry-run"
     )]

@@ -173,10 +173,12 @@ fn container(model: &Catalogue) -> Check {
         Poor::TwoBits => Check::warn(
             id,
             format!(
-                "{which} routed experts are stored at 2 bits by plain rounding, which is known to be \
-                 poor (measured on glm-nano, see docs/numerics.md)"
+                "{which} routed experts are stored at 2 bits, which is known to be poor where it was \
+                 done by rounding: on glm-nano the likeliest next token of a novel is that of the \
+                 published weights at 57 to 64 % of the positions, at 4 bits at 91 to 92 % (measured, \
+                 docs/numerics.md)"
             ),
-            "expect wrong answers; 4 bits with a scale for every 32 to 128 weights keep quality",
+            "expect worse answers; 4 bits with a scale for every 32 to 128 weights keep quality",
         ),
     }
 }
