@@ -10,11 +10,13 @@ use tierkeep_hub::local::LocalError;
 use tierkeep_plans::catalogue::{CatalogueError, HeaderError};
 use tierkeep_plans::plan::PlanError;
 use tierkeep_plans::planner::PlanRefusal;
-use tierkeep_plans::usage::{ImportError, UsageError};
 
 use crate::commands::model::NotDownloaded;
+use crate::commands::run::PlanAgain;
 use crate::commands::usage::Unusable;
 use crate::render;
+use tierkeep_plans::ready::{Obstacle, Standing};
+use tierkeep_plans::usage::{ImportError, UsageError};
 
 /// Exit code of an interrupted run.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -56,7 +58,7 @@ pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool, json: bool) ->
                 .downcast_ref::<std::io::Error>()
                 .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
             if !is_pipe {
-                render::error(&error, json.then_some(class.kind));
+                render::error(&error, json.then_some(class.kind), command(&error));
             }
             class.code()
         }
@@ -70,7 +72,7 @@ pub(crate) fn usage(error: &clap::Error, json: bool) -> u8 {
         return 0;
     }
     if json {
-        render::error(&anyhow::anyhow!("{}", render::usage_text(error)), Some("usage"));
+        render::error(&anyhow::anyhow!("{}", render::usage_text(error)), Some("usage"), None);
     } else {
         render::usage(error);
     }
@@ -105,6 +107,14 @@ fn is_interrupt(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(HubError::Interrupted)))
 }
 
+/// The command that makes a plan which is not refused, where an error has one.
+fn command(error: &anyhow::Error) -> Option<&str> {
+    error.chain().find_map(|cause| {
+        let of_plan = cause.downcast_ref::<PlanAgain>().map(PlanAgain::command);
+        of_plan.or_else(|| Some(cause.downcast_ref::<Obstacle>()?.command.as_str()))
+    })
+}
+
 /// The class of the first cause that has one.
 fn class(error: &anyhow::Error) -> Class {
     for cause in error.chain() {
@@ -114,6 +124,8 @@ fn class(error: &anyhow::Error) -> Class {
             refusal(e)
         } else if let Some(e) = cause.downcast_ref::<PlanError>() {
             plan(e)
+        } else if let Some(e) = cause.downcast_ref::<Obstacle>() {
+            obstacle(e.standing)
         } else if let Some(e) = cause.downcast_ref::<EngineError>() {
             engine(e)
         } else if let Some(e) = cause.downcast_ref::<TextError>() {
@@ -185,6 +197,15 @@ fn plan(error: &PlanError) -> Class {
         PlanError::OverBudget { .. } => verdict("plan.over_budget"),
         PlanError::CardLedgerMismatch { .. } => verdict("plan.card_ledger_mismatch"),
         PlanError::OverCardBudget { .. } => verdict("plan.over_card_budget"),
+    }
+}
+
+fn obstacle(standing: Standing) -> Class {
+    match standing {
+        Standing::Lacking => verdict("engine.lacking"),
+        Standing::Isa => verdict("engine.isa"),
+        Standing::Memory => verdict("run.memory"),
+        Standing::Threads => verdict("run.threads"),
     }
 }
 

@@ -36,5 +36,5 @@ pub use engine::{ABILITIES, Engine, Loading, Observer, Unobserved};
 pub use error::EngineError;
 pub use memory::MemoryError;
 pub use shard_io::{ReadCounter, ReadError};
-pub use support::{Unsupported, supports};
+pub use support::{Unsupported, instruction_sets, supports};
 pub use tierkeep_kernels::trial;

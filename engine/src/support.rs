@@ -20,6 +20,12 @@ pub struct Unsupported {
     pub what: String,
 }
 
+/// Instruction sets that the kernels can use on this processor, the fastest last.
+#[must_use]
+pub fn instruction_sets() -> Vec<String> {
+    tierkeep_kernels::Isa::supported().iter().map(ToString::to_string).collect()
+}
+
 /// Whether this build runs a model.
 ///
 /// # Errors

@@ -17,6 +17,7 @@ pub mod inspect;
 pub mod place;
 pub mod plan;
 pub mod planner;
+pub mod ready;
 pub mod simulate;
 pub mod spec;
 pub mod stale;

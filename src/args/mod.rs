@@ -23,7 +23,7 @@ pub(crate) use self::inspect::InspectArgs;
 pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
 pub(crate) use self::planning::{IsaName, PlanningArgs};
-pub(crate) use self::run::RunArgs;
+pub(crate) use self::run::{Ids, RunArgs};
 pub(crate) use self::trial::TrialArgs;
 pub(crate) use self::usage::{
     HistoryArgs, UsageArgs, UsageImportArgs, UsageResetArgs, UsageShowArgs, UsageVerb,

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
 
@@ -21,9 +22,10 @@ pub(crate) struct RunArgs {
         required_unless_present = "ids"
     )]
     pub(crate) prompt: Option<String>,
-    /// The prompt as token ids, for models without a tokenizer.
-    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
-    pub(crate) ids: Option<Vec<u32>>,
+    /// The prompt as token ids, for models without a tokenizer: 1,2,3 or @FILE; - reads standard
+    /// input. In a file they stand between commas, blanks or line breaks.
+    #[arg(long, value_name = "IDS")]
+    pub(crate) ids: Option<Ids>,
     /// Give the prompt to the model as it is, without its chat template.
     #[arg(long, conflicts_with = "ids")]
     pub(crate) raw: bool,
@@ -57,4 +59,26 @@ pub(crate) struct RunArgs {
     pub(crate) no_measure: bool,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
+}
+
+/// Token ids, or where they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ids {
+    List(Vec<u32>),
+    File(PathBuf),
+    Input,
+}
+
+impl FromStr for Ids {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "-" {
+            return Ok(Self::Input);
+        }
+        if let Some(path) = text.strip_prefix('@') {
+            return Ok(Self::File(PathBuf::from(path)));
+        }
+        text.split(',').map(|id| id.trim().parse()).collect::<Result<_, _>>().map(Self::List)
+    }
 }

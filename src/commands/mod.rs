@@ -8,7 +8,7 @@ mod inspect;
 pub(crate) mod memory;
 pub(crate) mod model;
 mod plan;
-mod run;
+pub(crate) mod run;
 mod saving;
 pub(crate) mod shared;
 mod trial;

@@ -1,27 +1,38 @@
-//! `tierkeep run PLAN|MODEL`.
+//! `tierkeep run PLAN|MODEL`. `ready` owns what is refused before anything is loaded, `prompt` what the
+//! run goes on with.
 
-use std::io::Read as _;
+mod prompt;
+mod ready;
+
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
+use tierkeep_doctor::Facts;
 use tierkeep_engine::Phase;
 use tierkeep_engine::generate::{Ended, Event, Generation, Mark, generate};
 use tierkeep_engine::report::{Loaded, RunReport};
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::Plan;
+use tierkeep_plans::plan::{Plan, PlanError};
+use tierkeep_plans::planner::Options;
+use tierkeep_plans::planner::again;
+use tierkeep_plans::units::SizeRequest;
 use tierkeep_plans::usage::{self, Interval};
 use tierkeep_plans::whole_file;
 
+pub(crate) use self::ready::PlanAgain;
 use super::memory::{self, Memory};
 use super::saving::{self, Saving};
 use super::{Context, model, shared};
-use crate::args::RunArgs;
+use crate::args::{PlanningArgs, RunArgs};
 use crate::exit::Outcome;
 use crate::render::{self, Answer, Bar};
+
+/// What a plan that was made for one run would be called.
+const PLAN_NAME: &str = "plan.toml";
 
 /// What is run once a plan is there.
 pub(super) struct Job<'a> {
@@ -49,18 +60,31 @@ pub(super) struct Finished {
     pub(super) is_saved: bool,
 }
 
+/// A plan with its model, and what is known of this machine now.
+struct Ready {
+    plan: Plan,
+    model: Catalogue,
+    today: Facts,
+    /// Where the plan is, or would be written to.
+    file: PathBuf,
+}
+
 pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
     let target = args.target.path();
     let planned = match model::folder_to_run(&args.target, context)? {
         Some(directory) => planned(args, &directory, context),
         None => read_plan(args, context),
     };
-    let (plan, model) = match planned {
+    let ready = match planned {
         Ok(planned) => planned,
         Err(error) => return shared::verdict(context, target, error),
     };
-    let text = text(args, &model)?;
-    let prompt = prompt(args, text.as_ref())?;
+    let Ready { plan, model, today, file } = &ready;
+    let allow_overcommit = args.planning.allow_overcommit;
+    let is_warned = ready::check((plan, model), today, allow_overcommit, file)?;
+    let text = prompt::text(args, model)?;
+    let prompt = prompt::tokens(args, text.as_ref())?;
+    prompt::check(&prompt, args.max_tokens, (plan, model), file)?;
     let usage = (!args.no_usage).then(|| {
         args.planning.usage.clone().unwrap_or_else(|| {
             let data_dir = context.data_dir.as_deref();
@@ -68,8 +92,8 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         })
     });
     let job = Job {
-        plan: &plan,
-        model: &model,
+        plan,
+        model,
         text: text.as_ref(),
         prompt: &prompt,
         max_tokens: args.max_tokens,
@@ -98,7 +122,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
     }
     Ok(if finished.report.ended == Ended::Interrupted {
         Outcome::Interrupted
-    } else if finished.has_warnings {
+    } else if finished.has_warnings || is_warned {
         Outcome::Warnings
     } else {
         Outcome::Fine
@@ -106,7 +130,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
 }
 
 /// Plans the model first; the plan is printed, so that it is known what is executed.
-fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<(Plan, Catalogue)> {
+fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<Ready> {
     let model = shared::open_model(context, directory)?;
     let facts = shared::facts_apart(context, &model, !args.no_measure);
     let history = if args.no_usage {
@@ -116,11 +140,20 @@ fn planned(args: &RunArgs, directory: &Path, context: &Context) -> Result<(Plan,
     };
     let options = shared::options(&args.planning);
     let plan = shared::plan(&model, &facts, &options, history.as_ref())?;
-    render::note(render::plan_in_brief(&plan, render::error_style()).trim_end());
-    Ok((plan, model))
+    let style = render::error_style();
+    render::note(render::plan_in_brief(&plan, style).trim_end());
+    let file = PathBuf::from(PLAN_NAME);
+    let kept = Options {
+        ram: Some(SizeRequest::Absolute(plan.request.budget_bytes)),
+        context: Some(plan.request.context),
+        ..options
+    };
+    let command = again::command(&model.directory, &kept, &file);
+    render::note(render::keep_the_plan(&command, style).trim_end());
+    Ok(Ready { plan, model, today: facts, file })
 }
 
-fn read_plan(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
+fn read_plan(args: &RunArgs, context: &Context) -> Result<Ready> {
     let target = args.target.path();
     let plan = Plan::read(target)?;
     // A plan is executed as it stands: a flag that asks for something else is not ignored.
@@ -135,38 +168,25 @@ fn read_plan(args: &RunArgs, context: &Context) -> Result<(Plan, Catalogue)> {
     let model = shared::open_model(context, &directory).with_context(|| {
         format!("the model of {} (name its folder with --model if it moved)", target.display())
     })?;
-    plan.check(&model)?;
-    Ok((plan, model))
+    if let Err(error) = plan.check(&model) {
+        // A plan that contradicts itself says nothing of what it was made with.
+        if let PlanError::OtherModel { .. } = error {
+            let options = again::options_of(&plan);
+            let command = again::command(&model.directory, &options, target);
+            return Err(PlanAgain::new(error, command).into());
+        }
+        return Err(error.into());
+    }
+    // Nothing is measured: a run is not to wait for that.
+    let today = shared::facts(context, Some(&model), Some(&model.directory), false);
+    Ok(Ready { plan, model, today, file: target.to_owned() })
 }
 
-/// The first planning flag that was given.
+/// The first planning flag that was given. To insist on a plan that there is no memory for is no part
+/// of the plan.
 fn planning_flag(run: &RunArgs) -> Option<&'static str> {
-    run.planning.given().or(run.no_measure.then_some("--no-measure"))
-}
-
-/// The tokenizer; with token ids it is only for showing text and may be absent.
-fn text(args: &RunArgs, model: &Catalogue) -> Result<Option<Text>> {
-    match Text::open(&model.directory) {
-        Ok(text) => Ok(Some(text)),
-        Err(_) if args.ids.is_some() => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn prompt(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
-    if let Some(ids) = &args.ids {
-        return Ok(ids.clone());
-    }
-    let given = args.prompt.as_deref().unwrap_or_default();
-    let mut from_input = String::new();
-    let given = if given == "-" {
-        std::io::stdin().read_to_string(&mut from_input).context("standard input")?;
-        from_input.as_str()
-    } else {
-        given
-    };
-    let Some(text) = text else { bail!("there is no tokenizer: give token ids with --ids") };
-    shared::encode(text, given, args.system.as_deref(), args.raw)
+    let planning = PlanningArgs { allow_overcommit: false, ..run.planning.clone() };
+    planning.given().or(run.no_measure.then_some("--no-measure"))
 }
 
 /// Loads, generates, saves the history, reports.
@@ -175,6 +195,7 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let start = Instant::now();
     let mut engine = shared::load(job.plan, job.model)?;
     let _heeding = context.heeding();
+    let is_short_of_threads = ready::check_threads(job.plan);
     let loaded = Loaded { time: start.elapsed(), mark: Mark::of(&engine) };
     let mut saving = Saving::new(shared::session(job.model), job.usage, job.saves);
     let spec = &job.model.spec;
@@ -193,7 +214,8 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let report = RunReport::new(&engine, job.plan, &generation, &loaded, memory.seen());
     let saved = saving.finish(Some(report.record(job.plan)));
     report.warnings.iter().for_each(|warning| render::warning(&warning.to_string()));
-    let has_warnings = !report.warnings.is_empty() || saved == saving::Outcome::Failed;
+    let has_warnings =
+        is_short_of_threads || !report.warnings.is_empty() || saved == saving::Outcome::Failed;
     Ok(Finished { report, memory, text, has_warnings, is_saved: saved == saving::Outcome::Done })
 }
 

@@ -50,7 +50,7 @@ pub(crate) use inspection::inspection;
 pub(crate) use plan::{
     Misfit, PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json,
 };
-pub(crate) use run::{progress_of_tokens, run_json, run_report};
+pub(crate) use run::{keep_the_plan, progress_of_tokens, run_json, run_report};
 pub(crate) use style::Style;
 use style::Tone;
 pub(crate) use usage::{HistoryView, history, history_layer, imported, no_history, reset};
@@ -104,13 +104,17 @@ fn warning_text(text: &str, style: Style) -> String {
 }
 
 /// Prints an error with its causes; under `--json` as an object on standard output too, which
-/// `kind` names for programs.
-pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>) {
+/// `kind` names for programs, with the command that would do instead where there is one.
+pub(crate) fn error(error: &anyhow::Error, kind: Option<&str>, command: Option<&str>) {
     let message = harmless(&causes(error));
     note(error_text(&message, error_style()).trim_end());
     if let Some(kind) = kind {
+        let mut value = error_json(kind, &message);
+        if let Some(command) = command {
+            value["error"]["command"] = command.into();
+        }
         // Who does not read standard output has the message from standard error.
-        let _ = json(&error_json(kind, &message));
+        let _ = json(&value);
     }
 }
 

@@ -325,6 +325,11 @@ fn layers(layers: &[LayerReport], style: Style) -> String {
     table::text(&rows)
 }
 
+/// How a plan that was made for one run is kept.
+pub(crate) fn keep_the_plan(command: &str, style: Style) -> String {
+    style.paragraph("to keep this plan: ", command)
+}
+
 /// What stands before the bar of a token that is being generated, after `done` others.
 pub(crate) fn progress_of_tokens(done: u64, since_first: Duration) -> String {
     let time = since_first.as_secs_f64();

@@ -43,11 +43,18 @@ pub(super) fn budget(machine: &Facts, options: &Options) -> Result<(Bytes, Strin
         }
         None => {
             let available = available.ok_or_else(unknown)?;
-            let spared = Bytes(SPARED_BYTES.max((available.as_f64() * SPARED_SHARE) as u64));
-            let budget = available.saturating_sub(spared);
+            let budget = default_budget(available);
+            let spared = available.saturating_sub(budget);
             Ok((budget, format!("{available} available less {spared}: {}", source_of(fact))))
         }
     }
+}
+
+/// The budget where none is given: what is available less what is left to the rest of the machine.
+#[must_use]
+pub fn default_budget(available: Bytes) -> Bytes {
+    let spared = Bytes(SPARED_BYTES.max((available.as_f64() * SPARED_SHARE) as u64));
+    available.saturating_sub(spared)
 }
 
 /// Where a fact comes from: its detail, or its source where one written by hand has none.
@@ -139,14 +146,32 @@ pub(super) fn isa(machine: &Facts, options: &Options) -> String {
     if let Some(isa) = &options.isa {
         return isa.clone();
     }
+    best_isa(machine)
+}
+
+/// What the kernels of each name need, the fastest first; plain code needs nothing.
+const ISAS: [(&str, &[&str]); 3] = [
+    ("avx512", &["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
+    ("avx2", &["avx2", "f16c"]),
+    ("scalar", &[]),
+];
+
+/// The fastest instruction set that a machine's facts allow.
+#[must_use]
+pub fn best_isa(machine: &Facts) -> String {
+    let allowed = ISAS.into_iter().find(|(_, needs)| has_all(machine, needs));
+    allowed.map_or("scalar", |(name, _)| name).to_owned()
+}
+
+/// Whether a machine's facts allow the kernels of a name, or say nothing of it.
+#[must_use]
+pub fn has_isa(machine: &Facts, isa: &str) -> bool {
+    let known = machine.cpu.instruction_sets.value().is_some();
+    let needs = ISAS.into_iter().find(|(name, _)| *name == isa);
+    needs.is_some_and(|(_, needs)| !known || has_all(machine, needs))
+}
+
+fn has_all(machine: &Facts, needs: &[&str]) -> bool {
     let sets = machine.cpu.instruction_sets.value().map(Vec::as_slice).unwrap_or_default();
-    let has = |names: &[&str]| names.iter().all(|name| sets.iter().any(|set| set == name));
-    if has(&["avx512f", "avx512bw", "avx512dq", "avx512vl"]) {
-        "avx512"
-    } else if has(&["avx2", "f16c"]) {
-        "avx2"
-    } else {
-        "scalar"
-    }
-    .to_owned()
+    needs.iter().all(|name| sets.iter().any(|set| set == name))
 }

@@ -2,6 +2,7 @@
 //! together and decides nothing that they decide; pure, so that any plan can be made anywhere.
 
 mod advice;
+pub mod again;
 mod fitting;
 mod machine;
 mod policy;
@@ -13,6 +14,7 @@ use tierkeep_doctor::Facts;
 pub use self::advice::{Advice, Change, what_would_help};
 pub use self::fitting::{FittingChange, FittingChangeKind, WouldFit};
 use self::machine::Vram;
+pub use self::machine::{best_isa, default_budget, has_isa};
 use crate::budget::{DenseResidency, Holding, KvElement, ModelBytes, Workload};
 use crate::catalogue::Catalogue;
 use crate::estimate::{self, ExpectedHits, PastRun, Rates, View};
