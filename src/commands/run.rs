@@ -264,7 +264,7 @@ struct Progress {
 
 impl Progress {
     fn new(n_prompt: usize, is_streamed: bool) -> Self {
-        let bar = Bar::count("reading the prompt");
+        let bar = Bar::layers("reading the prompt, layer");
         let since = Instant::now();
         Self { bar, n_prompt, n_run: 0, n_tokens: 0, since, is_streamed }
     }

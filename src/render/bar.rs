@@ -26,6 +26,13 @@ impl Bar {
         Self::new("{msg} [{bar:30}] {pos}/{len} {eta}", message)
     }
 
+    /// Layers done of a batch or a token; it moves between them too, for a layer may take long.
+    pub(crate) fn layers(message: &str) -> Self {
+        let bar = Self::new("{spinner} {msg} {pos} of {len} [{bar:20}] {elapsed}", message);
+        bar.0.enable_steady_tick(std::time::Duration::from_millis(200));
+        bar
+    }
+
     /// Work of unknown length.
     pub(crate) fn spinner(message: &str) -> Self {
         let bar = Self::new("{spinner} {msg}", message);
