@@ -226,6 +226,9 @@ fn engine(error: &EngineError) -> Class {
             tierkeep_engine::ReadError::Changed { .. }
             | tierkeep_engine::ReadError::Overwritten { .. },
         ) => verdict("engine.changed"),
+        EngineError::Read(tierkeep_engine::ReadError::NotDirect { .. }) => {
+            verdict("engine.not_direct")
+        }
         EngineError::Read(_) => failure("engine.read"),
         EngineError::Threads(_) => failure("engine.threads"),
         EngineError::NoKernel { .. } => failure("engine.no_kernel"),

@@ -66,6 +66,7 @@ pub(crate) fn probe(tree: &Tree, directory: Option<&Path>) -> (DiskFacts, Option
         },
         read: Fact::default(),
         reads: Fact::default(),
+        direct_reads: Fact::default(),
     };
     (facts, link_bytes_per_s)
 }
@@ -83,6 +84,7 @@ fn nothing_known(reason: &str) -> DiskFacts {
         link: Fact::unknown(reason),
         read: Fact::unknown(reason),
         reads: Fact::unknown(reason),
+        direct_reads: Fact::unknown(reason),
     }
 }
 

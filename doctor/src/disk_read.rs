@@ -31,12 +31,21 @@ pub(crate) struct Settings {
 pub(crate) struct Reads {
     pub(crate) read: Fact<DiskReadSpeed>,
     pub(crate) reads: Fact<Vec<DiskReadSpeed>>,
+    /// Whether they were direct.
+    pub(crate) direct: Fact<bool>,
+}
+
+impl Reads {
+    fn unknown(reason: &str) -> Self {
+        let (read, reads, direct) =
+            (Fact::unknown(reason), Fact::unknown(reason), Fact::unknown(reason));
+        Self { read, reads, direct }
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn measure(_files: &[(String, PathBuf)], _settings: &Settings) -> Reads {
-    let reason = crate::NOT_SUPPORTED;
-    Reads { read: Fact::unknown(reason), reads: Fact::unknown(reason) }
+    Reads::unknown(crate::NOT_SUPPORTED)
 }
 
 /// Reads random parts of `files` (what each is called, and where it is), for about two seconds.
@@ -55,7 +64,7 @@ pub(crate) fn measure(files: &[(String, PathBuf)], settings: &Settings) -> Reads
     };
     match files {
         Ok(files) => linux::measure(&files, settings),
-        Err(reason) => Reads { read: Fact::unknown(reason.clone()), reads: Fact::unknown(reason) },
+        Err(reason) => Reads::unknown(&reason),
     }
 }
 
@@ -177,7 +186,11 @@ mod linux {
                 Fact::measured(reads, detail)
             }
         };
-        Reads { read, reads }
+        let direct = match reads.is_unknown() {
+            true => Fact::unknown(reads.detail()),
+            false => Fact::measured(is_direct(files), ""),
+        };
+        Reads { read, reads, direct }
     }
 
     /// How the reads were done, of what.
@@ -195,8 +208,12 @@ mod linux {
         detail
     }
 
+    fn is_direct(files: &[DataFile]) -> bool {
+        files.iter().all(|file| file.way == Way::Direct)
+    }
+
     fn way(files: &[DataFile]) -> &'static str {
-        if files.iter().all(|file| file.way == Way::Direct) {
+        if is_direct(files) {
             "random direct reads"
         } else {
             "random reads, pages dropped from the page cache before"

@@ -262,6 +262,9 @@ pub struct DiskFacts {
     pub read: Fact<DiskReadSpeed>,
     /// The same at every size and queue depth that was measured.
     pub reads: Fact<Vec<DiskReadSpeed>>,
+    /// Whether all of these were direct reads (`O_DIRECT`); if not, the filesystem takes none, and pages
+    /// were dropped from the page cache before each.
+    pub direct_reads: Fact<bool>,
 }
 
 /// What stands between a file and its bytes.

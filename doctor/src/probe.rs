@@ -219,9 +219,11 @@ impl Probe {
             let usable_bytes = memory.usable_bytes.value().copied();
             let reads = self.measure_disk(&tree, usable_bytes, link_bytes_per_s);
             (disk.read, disk.reads) = (noted(reads.read, &busy), noted(reads.reads, &busy));
+            disk.direct_reads = reads.direct;
         } else {
             let reason = self.measuring.why_not();
             (disk.read, disk.reads) = (Fact::unknown(reason), Fact::unknown(reason));
+            disk.direct_reads = Fact::unknown(reason);
         }
         Facts { schema_version: SCHEMA_VERSION, cpu, memory, disk, gpus, platform }
     }

@@ -15,6 +15,9 @@ pub use tierkeep_mapping::{MapError, Mapping};
 pub enum Access {
     /// Through the page cache.
     PageCache,
+    /// Past it: offsets, lengths and memory in whole blocks. Not every filesystem and no other system
+    /// than Linux has this.
+    Direct,
 }
 
 /// What tells a file from another one, and from itself before it was written to.
@@ -107,7 +110,27 @@ impl Disk for SystemDisk {
 fn open(path: &Path, access: Access) -> io::Result<File> {
     match access {
         Access::PageCache => File::open(path),
+        Access::Direct => open_direct(path),
     }
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // The flag is a bit that the system's own constant is made of, the same in both types.
+    let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
+    File::options().read(true).custom_flags(flag).open(path)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path) -> io::Result<File> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// Whether an error of a file that was opened or read past the page cache means that its filesystem or
+/// this system has no such reads.
+pub(crate) fn has_no_direct_reads(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
 #[derive(Debug)]

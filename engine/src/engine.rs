@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tierkeep_kernels::{Isa, Kernels, Pool, ops};
-use tierkeep_plans::budget::Line;
+use tierkeep_plans::budget::{self, Line};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::plan::{Abilities, Plan};
 use tierkeep_plans::spec::ArchSpec;
@@ -138,8 +138,10 @@ impl Engine {
         let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?;
         let threads = plan.engine.threads as usize;
         let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
-        let files = Arc::new(ShardFiles::open(disk, &model.shards, plan.engine.io)?);
         let mut account = Account::new(&plan.ledger);
+        let io = plan.engine.io;
+        let bounce = account.buffer(Line::IoBuffers, budget::bounce_bytes(io))?;
+        let files = Arc::new(ShardFiles::open(disk, &model.shards, io, bounce)?);
         let context = plan.request.context as usize;
         let prefill_batch = plan.engine.prefill_batch as usize;
         let work = Workspace::new(&spec, prefill_batch, context, threads, &mut account)?;

@@ -38,7 +38,7 @@ pub enum MemoryError {
 }
 
 /// Page-aligned memory, zero until written.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Buffer(Option<MmapMut>);
 
 impl Buffer {

@@ -2,111 +2,31 @@
 //! the watch for files that change, and the count of bytes by what they are read for; knows nothing of
 //! what the bytes mean.
 
+mod failure;
+mod fill;
+
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tierkeep_mapping::{MapError, Mapping};
-use tierkeep_plans::catalogue::{Shard, Span};
+use tierkeep_mapping::Mapping;
+use tierkeep_plans::catalogue::{DIRECT_ALIGN, Extent, Shard, Span};
 use tierkeep_plans::plan::IoMode;
 
+pub use self::failure::ReadError;
+use self::failure::{Failure, Why};
+use self::fill::fill;
 use crate::counters::{ReadCounts, Reads};
-use crate::disk::{Access, Disk, ShardFile, Stamp, SystemDisk, is_out_of_handles};
-
-/// How often a place that the disk fails to give back is asked for again: a device that recovers does
-/// so at once, and one that does not has made us wait for its own retries already.
-const RETRIES: u32 = 2;
+use crate::disk::{
+    Access, Disk, ShardFile, Stamp, SystemDisk, has_no_direct_reads, is_out_of_handles,
+};
+use crate::memory::Buffer;
 
 /// Bytes that are copied elsewhere are read in pieces of this size, so that the pages of a large
 /// tensor do not pile up before they are dropped.
 const PIECE_BYTES: usize = 16 << 20;
-
-/// Why bytes of a shard could not be had.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The file cannot be opened.
-    #[error("{}: {source}", path.display())]
-    Open {
-        /// The shard.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// More shards than the process may open files.
-    #[error(
-        "{}: this process may not open more files, and the model has {n_shards}: raise the limit with `ulimit -n {}` and run again", path.display(), n_shards + 64
-    )]
-    TooManyOpen {
-        /// The shard at which the limit was met.
-        path: PathBuf,
-        /// Shards of the model.
-        n_shards: usize,
-    },
-    /// The file is not the one that was catalogued.
-    #[error("{} is {found} bytes long, it was {expected} when the model was read: it changed; plan again", path.display())]
-    Changed {
-        /// The shard.
-        path: PathBuf,
-        /// Its size in the catalogue.
-        expected: u64,
-        /// Its size now.
-        found: u64,
-    },
-    /// Something wrote to the file while it was in use.
-    #[error(
-        "{} was written to while it was in use ({}): what was read from it is not used; run again when the file is whole", path.display(), written(stamps)
-    )]
-    Overwritten {
-        /// The shard.
-        path: PathBuf,
-        /// What it was when it was opened, and what it is now.
-        stamps: Box<[Stamp; 2]>,
-    },
-    /// A range cannot be mapped.
-    #[error("{}: {bytes} bytes at offset {offset} cannot be mapped: {source}; plan with --dense resident", path.display())]
-    Map {
-        /// The shard.
-        path: PathBuf,
-        /// Where the range begins.
-        offset: u64,
-        /// Its length.
-        bytes: u64,
-        /// Why.
-        source: MapError,
-    },
-    /// The file ended or the disk failed.
-    #[error("{}: read of {wanted} bytes at offset {offset} got {got}: {reason}; {remedy}", path.display())]
-    Read {
-        /// The shard.
-        path: PathBuf,
-        /// First byte asked for.
-        offset: u64,
-        /// Bytes asked for.
-        wanted: usize,
-        /// Bytes that came.
-        got: usize,
-        /// What the system said, or that the file ended.
-        reason: String,
-        /// What can be done.
-        remedy: &'static str,
-    },
-}
-
-/// What a file that was written to shows of it.
-fn written([was, now]: &[Stamp; 2]) -> String {
-    if was.bytes == now.bytes {
-        "its time of change is another".to_owned()
-    } else {
-        format!("it was {} bytes long, it is {}", was.bytes, now.bytes)
-    }
-}
-
-const DISK_REMEDY: &str = "the disk does not give this place of this file back: check the disk, and bring this one file \
-     again; the rest of the model need not be downloaded again";
-const ENDED_REMEDY: &str = "it was longer when the model was read: bring this one file again; the rest of the model need \
-     not be downloaded again";
 
 /// An open shard.
 #[derive(Debug)]
@@ -123,6 +43,8 @@ pub(crate) struct ShardFiles {
     disk: Arc<dyn Disk>,
     files: Vec<OpenShard>,
     mode: IoMode,
+    /// What direct reads pass through whose bytes do not belong where a block begins.
+    bounce: Mutex<Buffer>,
     counter: ReadCounter,
 }
 
@@ -162,6 +84,7 @@ pub struct ReadCounter(Arc<Counts>);
 #[derive(Debug, Default)]
 struct Counts {
     kinds: [KindCounts; 3],
+    brought: AtomicU64,
     retries: AtomicU64,
 }
 
@@ -170,6 +93,13 @@ impl ReadCounter {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.now().all().bytes
+    }
+
+    /// Bytes that the reads brought. More than [`ReadCounter::bytes`] where whole blocks are read for
+    /// parts of them.
+    #[must_use]
+    pub fn brought_bytes(&self) -> u64 {
+        self.0.brought.load(Relaxed)
     }
 
     /// Number of reads.
@@ -204,22 +134,32 @@ impl ReadCounter {
 }
 
 impl ShardFiles {
-    /// Opens every shard and checks that it still has its catalogued size.
+    /// Opens every shard and checks that it still has its catalogued size. `bounce` is for direct reads
+    /// of anything but experts: whole blocks, page-aligned.
     ///
     /// # Errors
-    /// [`ReadError::Open`], [`ReadError::TooManyOpen`] or [`ReadError::Changed`].
+    /// [`ReadError::Open`], [`ReadError::TooManyOpen`], [`ReadError::NotDirect`] or
+    /// [`ReadError::Changed`].
     pub(crate) fn open(
         disk: Arc<dyn Disk>,
         shards: &[Shard],
         mode: IoMode,
+        bounce: Buffer,
     ) -> Result<Self, ReadError> {
+        let access = if mode.uses_page_cache() { Access::PageCache } else { Access::Direct };
         let files = shards.iter().map(|shard| {
             let path = shard.path.clone();
-            let open = |source| match is_out_of_handles(&source) {
-                true => ReadError::TooManyOpen { path: shard.path.clone(), n_shards: shards.len() },
-                false => ReadError::Open { path: shard.path.clone(), source },
+            let open = |source| {
+                let path = shard.path.clone();
+                if is_out_of_handles(&source) {
+                    ReadError::TooManyOpen { path, n_shards: shards.len() }
+                } else if access == Access::Direct && has_no_direct_reads(&source) {
+                    ReadError::NotDirect { path }
+                } else {
+                    ReadError::Open { path, source }
+                }
             };
-            let file = disk.open(&path, Access::PageCache).map_err(open)?;
+            let file = disk.open(&path, access).map_err(open)?;
             let stamp = file.stamp().map_err(open)?;
             if stamp.bytes != shard.bytes {
                 return Err(ReadError::Changed { path, expected: shard.bytes, found: stamp.bytes });
@@ -227,14 +167,16 @@ impl ShardFiles {
             Ok(OpenShard { path, file, stamp })
         });
         let files = files.collect::<Result<_, _>>()?;
-        Ok(Self { disk, files, mode, counter: ReadCounter::default() })
+        let counter = ReadCounter::default();
+        Ok(Self { disk, files, mode, bounce: Mutex::new(bounce), counter })
     }
 
     /// Fills `into` from `offset` of a shard, and counts it as read for `what`. `into` is a copy, so
-    /// that the pages are dropped.
+    /// that no pages are kept.
     ///
     /// # Errors
-    /// [`ReadError::Read`] with file, offset, wanted and got; [`ReadError::Overwritten`].
+    /// [`ReadError::Read`] with file, offset, wanted and got; [`ReadError::Overwritten`];
+    /// [`ReadError::NotDirect`].
     pub(crate) fn read(
         &self,
         what: ReadFor,
@@ -245,38 +187,79 @@ impl ShardFiles {
         let shard = self.shard(shard)?;
         let wanted = into.len();
         let start_of_read = Instant::now();
-        for (at, piece) in (0..).step_by(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
-            let start = offset.saturating_add(at as u64);
-            self.fill(shard, start, piece).map_err(|failure| {
-                let got = at + failure.got;
-                failure.error(shard, offset, wanted, got)
-            })?;
-            shard.file.drop_pages(start, piece.len() as u64);
+        if self.mode.uses_page_cache() {
+            for (at, piece) in (0..).step_by(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
+                let start = offset.saturating_add(at as u64);
+                let whole = piece.len();
+                self.fill(shard, start, piece, whole).map_err(|failure| {
+                    failure.error(&shard.path, offset, wanted, at + failure.got)
+                })?;
+                shard.file.drop_pages(start, whole as u64);
+            }
+        } else {
+            self.read_by_blocks(shard, offset, into)?;
         }
         self.done(shard, (what, start_of_read.elapsed()), offset, wanted)
     }
 
-    /// Fills `into` with a piece of an expert, from `offset` of a shard, as the plan's I/O mode says.
-    ///
-    /// # Errors
-    /// As [`ShardFiles::read`].
-    pub(crate) fn read_expert(
+    /// Fills `into` by direct reads through the bounce buffer.
+    fn read_by_blocks(
         &self,
-        shard: u32,
+        shard: &OpenShard,
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), ReadError> {
-        let shard = self.shard(shard)?;
         let wanted = into.len();
+        let mut at = 0;
+        while at < wanted {
+            // For one piece at a time: others read as well, and need not wait for all of a layer.
+            let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+            let bounce = bounce.bytes_mut();
+            let start = offset.saturating_add(at as u64);
+            let shift = (start % DIRECT_ALIGN) as usize;
+            let n = (wanted - at).min(bounce.len().saturating_sub(shift));
+            if n == 0 {
+                let why = Why::Disk(io::Error::from(ErrorKind::OutOfMemory));
+                return Err(Failure { got: 0, why }.error(&shard.path, offset, wanted, at));
+            }
+            let blocks = (shift + n).next_multiple_of(DIRECT_ALIGN as usize).min(bounce.len());
+            self.fill(shard, start - shift as u64, &mut bounce[..blocks], shift + n).map_err(
+                |failure| {
+                    let got = at + failure.got.saturating_sub(shift).min(n);
+                    failure.error(&shard.path, offset, wanted, got)
+                },
+            )?;
+            into[at..at + n].copy_from_slice(&bounce[shift..shift + n]);
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Brings a piece of an expert to its place in a slot that was laid out for this I/O mode.
+    ///
+    /// # Errors
+    /// As [`ShardFiles::read`].
+    pub(crate) fn read_extent(&self, extent: &Extent, slot: &mut [u8]) -> Result<(), ReadError> {
+        let shard = self.shard(extent.shard)?;
+        let place = extent.slab_offset as usize;
+        let wanted = extent.bytes as usize;
+        let (offset, bytes) = match self.mode {
+            IoMode::Direct => extent.aligned(),
+            IoMode::Dropped | IoMode::Buffered => (extent.offset, extent.bytes),
+        };
+        let shift = (extent.offset - offset) as usize;
+        let into = &mut slot[place..place + bytes as usize];
         let start = Instant::now();
-        self.fill(shard, offset, into)
-            .map_err(|failure| failure.error(shard, offset, wanted, failure.got))?;
+        self.fill(shard, offset, into, shift + wanted).map_err(|failure| {
+            let got = failure.got.saturating_sub(shift).min(wanted);
+            failure.error(&shard.path, extent.offset, wanted, got)
+        })?;
         let time = start.elapsed();
         match self.mode {
-            IoMode::Dropped => shard.file.drop_pages(offset, wanted as u64),
-            IoMode::Buffered => {}
+            IoMode::Dropped => shard.file.drop_pages(extent.offset, extent.bytes),
+            IoMode::Direct | IoMode::Buffered => {}
         }
-        self.done(shard, (ReadFor::Expert, time), offset, wanted)
+        self.done(shard, (ReadFor::Expert, time), extent.offset, wanted)
     }
 
     fn shard(&self, shard: u32) -> Result<&OpenShard, ReadError> {
@@ -286,15 +269,24 @@ impl ShardFiles {
         })
     }
 
-    fn fill(&self, shard: &OpenShard, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
-        let mut retries = 0;
+    /// At least the first `needed` bytes of `into`, from `offset`.
+    fn fill(
+        &self,
+        shard: &OpenShard,
+        offset: u64,
+        into: &mut [u8],
+        needed: usize,
+    ) -> Result<(), Failure> {
         let read =
             |at: usize, rest: &mut [u8]| shard.file.read_at(rest, offset.saturating_add(at as u64));
-        let filled = fill(read, into, &mut retries);
+        let block = if self.mode.uses_page_cache() { 1 } else { DIRECT_ALIGN as usize };
+        let mut retries = 0;
+        let filled = fill(read, into, needed, block, &mut retries);
         if retries > 0 {
             self.counter.0.retries.fetch_add(u64::from(retries), Relaxed);
         }
-        filled
+        self.counter.0.brought.fetch_add(filled? as u64, Relaxed);
+        Ok(())
     }
 
     /// Counts a read whose bytes have come, unless the file was written to meanwhile: then they may be
@@ -337,7 +329,7 @@ impl ShardFiles {
             Err(error) => return error,
             Ok(()) => Failure { got: 0, why: Why::Disk(io::Error::other(reason.to_string())) },
         };
-        failure.error(shard, lost.offset, wanted, 0)
+        failure.error(&shard.path, lost.offset, wanted, 0)
     }
 
     /// Whether a shard is still as it was when it was opened.
@@ -350,7 +342,7 @@ impl ShardFiles {
 
     fn unwritten(&self, shard: &OpenShard, offset: u64, wanted: usize) -> Result<(), ReadError> {
         let now = shard.file.stamp().map_err(|error| {
-            Failure { got: 0, why: Why::Disk(error) }.error(shard, offset, wanted, 0)
+            Failure { got: 0, why: Why::Disk(error) }.error(&shard.path, offset, wanted, 0)
         })?;
         if now.is_unwritten_since(&shard.stamp) {
             return Ok(());
@@ -368,6 +360,11 @@ impl ShardFiles {
         self.files.iter().filter(is_replaced).map(|shard| shard.path.clone()).collect()
     }
 
+    /// How experts are read.
+    pub(crate) fn mode(&self) -> IoMode {
+        self.mode
+    }
+
     /// How much has been read.
     pub(crate) fn counter(&self) -> &ReadCounter {
         &self.counter
@@ -383,125 +380,15 @@ pub(crate) fn read_range(path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>
     let bytes_found = std::fs::metadata(path).map_err(open)?.len();
     let shard = Shard { path: path.to_owned(), bytes: bytes_found };
     let mut into = vec![0; bytes as usize];
-    ShardFiles::open(Arc::new(SystemDisk), &[shard], IoMode::Dropped)?.read(
-        ReadFor::Dense,
-        0,
-        offset,
-        &mut into,
-    )?;
+    let disk = Arc::new(SystemDisk);
+    let files = ShardFiles::open(disk, &[shard], IoMode::Dropped, Buffer::default())?;
+    files.read(ReadFor::Dense, 0, offset, &mut into)?;
     Ok(into)
-}
-
-/// Why a read did not fill its buffer.
-#[derive(Debug)]
-struct Failure {
-    got: usize,
-    why: Why,
-}
-
-#[derive(Debug)]
-enum Why {
-    Ended,
-    Disk(io::Error),
-}
-
-impl Failure {
-    fn error(&self, shard: &OpenShard, offset: u64, wanted: usize, got: usize) -> ReadError {
-        let (reason, remedy) = match &self.why {
-            Why::Ended => ("the file ended".to_owned(), ENDED_REMEDY),
-            Why::Disk(error) => (error.to_string(), DISK_REMEDY),
-        };
-        ReadError::Read { path: shard.path.clone(), offset, wanted, got, reason, remedy }
-    }
-}
-
-/// Calls `read(position, rest)` until `into` is full. Interrupted and short reads go on; a place that
-/// fails is asked for [`RETRIES`] times more, which `retries` counts.
-fn fill(
-    mut read: impl FnMut(usize, &mut [u8]) -> io::Result<usize>,
-    into: &mut [u8],
-    retries: &mut u32,
-) -> Result<(), Failure> {
-    let mut got = 0;
-    let mut left = RETRIES;
-    while got < into.len() {
-        match read(got, &mut into[got..]) {
-            Ok(0) => return Err(Failure { got, why: Why::Ended }),
-            Ok(n) => {
-                got += n;
-                left = RETRIES;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(_) if left > 0 => {
-                left -= 1;
-                *retries += 1;
-            }
-            Err(e) => return Err(Failure { got, why: Why::Disk(e) }),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check_fill(
-        read: impl FnMut(usize, &mut [u8]) -> io::Result<usize>,
-        into: &mut [u8],
-    ) -> (Result<(), (usize, String)>, u32) {
-        let mut retries = 0;
-        let filled = fill(read, into, &mut retries);
-        (filled.map_err(|failure| (failure.got, format!("{:?}", failure.why))), retries)
-    }
-
-    #[test]
-    fn short_and_interrupted_reads_go_on() {
-        let data: Vec<u8> = (0..100).collect();
-        let mut calls = 0;
-        let mut into = vec![0; 100];
-        let read = |at: usize, rest: &mut [u8]| {
-            calls += 1;
-            if calls % 2 == 0 {
-                return Err(io::Error::from(ErrorKind::Interrupted));
-            }
-            let n = rest.len().min(7);
-            rest[..n].copy_from_slice(&data[at..at + n]);
-            Ok(n)
-        };
-        assert_eq!(check_fill(read, &mut into), (Ok(()), 0));
-        assert_eq!(into, data);
-    }
-
-    #[test]
-    fn a_disk_that_recovers_is_asked_again_and_one_that_does_not_is_given_up() {
-        let mut into = [0; 10];
-        let mut calls = 0;
-        // Every place fails twice.
-        let read = |_: usize, rest: &mut [u8]| {
-            calls += 1;
-            if calls % 3 == 0 { Ok(rest.len().min(5)) } else { Err(io::Error::other("EIO")) }
-        };
-        assert_eq!(check_fill(read, &mut into), (Ok(()), 4));
-        let mut calls = 0;
-        let (failed, retries) = check_fill(
-            |_, _| {
-                calls += 1;
-                Err(io::Error::other("EIO"))
-            },
-            &mut into,
-        );
-        let (got, why) = failed.unwrap_err();
-        assert_eq!((got, retries, calls), (0, RETRIES, RETRIES + 1));
-        assert!(why.contains("EIO"));
-    }
-
-    #[test]
-    fn the_end_of_a_file_says_how_far_it_got_and_is_not_tried_again() {
-        let mut into = [0; 10];
-        let (ended, retries) = check_fill(|at, _| Ok(if at == 0 { 4 } else { 0 }), &mut into);
-        assert_eq!((ended, retries), (Err((4, "Ended".to_owned())), 0));
-    }
 
     #[test]
     fn errors_name_file_offset_wanted_and_got() {
@@ -509,7 +396,10 @@ mod tests {
         let path = dir.path().join("model.safetensors");
         std::fs::write(&path, [7; 64]).unwrap();
         let shards = [Shard { path: path.clone(), bytes: 64 }];
-        let open = || ShardFiles::open(Arc::new(SystemDisk), &shards, IoMode::Dropped);
+        let open = || {
+            let disk = Arc::new(SystemDisk);
+            ShardFiles::open(disk, &shards, IoMode::Dropped, Buffer::default())
+        };
         let files = open().unwrap();
         let mut into = [0; 16];
         files.read(ReadFor::Embedding, 0, 48, &mut into).unwrap();

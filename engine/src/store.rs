@@ -119,14 +119,15 @@ impl Store {
         files: &ShardFiles,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let spec = &model.spec;
+        let (spec, io) = (&model.spec, files.mode());
         let mut layouts = Vec::new();
         let mut base = Vec::with_capacity(spec.n_layers);
         let mut layers = Vec::with_capacity(spec.n_layers);
         for (layer, (&cap, pins)) in slots.caps.iter().zip(&slots.pins).enumerate() {
             base.push(layouts.len());
-            layouts.extend_from_slice(model.layer_experts(layer));
-            let slot_bytes = model.slot_bytes(layer).0;
+            let experts = model.layer_experts(layer).iter();
+            layouts.extend(experts.map(|expert| budget::slot_layout(expert, io)));
+            let slot_bytes = budget::slot_bytes(model, layer, io).0;
             let n_pinned = pins.len() as u32;
             let cached = u64::from(cap.saturating_sub(n_pinned));
             let n_experts = model.layer_experts(layer).len();
@@ -143,8 +144,7 @@ impl Store {
             });
         }
         let flight_slots = budget::flight_slots(spec, slots);
-        let flight_slot_bytes =
-            spec.expert_layers().map(|l| model.slot_bytes(l).0).max().unwrap_or(0);
+        let flight_slot_bytes = budget::largest_slot_bytes(model, io);
         let mut store = Self {
             layers,
             layouts,
@@ -327,12 +327,7 @@ fn read_expert(
     slab: &mut [u8],
 ) -> Result<(), ReadError> {
     for extent in layout.extents() {
-        let start = extent.slab_offset as usize;
-        files.read_expert(
-            extent.shard,
-            extent.offset,
-            &mut slab[start..start + extent.bytes as usize],
-        )?;
+        files.read_extent(extent, slab)?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ mod support;
 use support::{Checkpoint, Form};
 #[path = "../tests/support/faults.rs"]
 mod faults;
-use faults::{Asked, Fault, FaultyDisk};
+use faults::{Asked, Fault, FaultyDisk, takes_direct_reads};
 
 /// Experts of a layer and experts a token, as in the small checkpoints.
 const N_EXPERTS: u32 = 6;
@@ -44,22 +44,22 @@ struct Disk {
 impl Disk {
     /// An olmoe of two layers in `n_shards` shards.
     fn new(form: Form, n_shards: usize) -> Self {
-        Self::on(form, n_shards, SystemDisk)
+        Self::on(form, n_shards, SystemDisk, IoMode::Buffered)
     }
 
-    fn on(form: Form, n_shards: usize, disk: impl crate::disk::Disk + 'static) -> Self {
+    fn on(form: Form, n_shards: usize, disk: impl crate::disk::Disk + 'static, io: IoMode) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::olmoe(form);
         checkpoint.write_sharded(directory.path(), n_shards);
         let model = Catalogue::open(directory.path()).unwrap();
-        let files = ShardFiles::open(Arc::new(disk), &model.shards, IoMode::Buffered).unwrap();
+        let files = ShardFiles::open(Arc::new(disk), &model.shards, io, Buffer::default()).unwrap();
         Self { directory, checkpoint, model, files }
     }
 
     /// A store whose memory comes from the ledger of its slots.
     fn store(&self, caps: [u32; 2], pins: [&[u32]; 2]) -> Result<Store, EngineError> {
         let slots = Slots { caps: caps.to_vec(), pins: pins.map(<[u32]>::to_vec).to_vec() };
-        let ledger = budget::ledger(&self.model, &WORKLOAD, &slots);
+        let ledger = budget::ledger(&self.model, self.files.mode(), &WORKLOAD, &slots);
         let mut account = Account::new(&ledger);
         let store = Store::open(&self.model, &slots, &mut account, &self.files, &mut |_, _| {})?;
         for line in [Line::PinnedExperts, Line::ExpertCache, Line::ExpertsInFlight] {
@@ -112,8 +112,13 @@ impl Disk {
 #[test]
 fn every_form_in_any_number_of_shards_is_read_to_the_byte() {
     for form in [Form::F32, Form::Bf16, Form::INT8, Form::FLAT_INT4] {
-        for n_shards in [1, 5, 9] {
-            let disk = Disk::new(form, n_shards);
+        let modes = [IoMode::Buffered, IoMode::Dropped, IoMode::Direct];
+        for (n_shards, io) in [1, 5, 9].into_iter().flat_map(|n| modes.map(|io| (n, io))) {
+            if io == IoMode::Direct && !takes_direct_reads(&Disk::new(form, 1).model.shards[0].path)
+            {
+                continue;
+            }
+            let disk = Disk::on(form, n_shards, SystemDisk, io);
             let mut store = disk.store([2, 0], [&[4], &[]]).unwrap();
             for layer in 0..2 {
                 for expert in (0..N_EXPERTS).chain(0..N_EXPERTS) {
@@ -237,7 +242,7 @@ fn recovery_ends_leases_and_wishes_and_keeps_residents() {
 #[test]
 fn a_failed_read_leaves_a_store_that_works_again_with_the_disk() {
     let faults = FaultyDisk::sound();
-    let disk = Disk::on(Form::INT8, 1, faults.clone());
+    let disk = Disk::on(Form::INT8, 1, faults.clone(), IoMode::Buffered);
     let mut store = disk.store([2, 1], [&[4], &[]]).unwrap();
     assert_eq!(disk.access(&mut store, 0, 0), Tier::Disk);
     assert_eq!(disk.access(&mut store, 1, 0), Tier::Disk);
@@ -320,7 +325,7 @@ fn pins_that_cannot_be_read_stop_the_start() {
 fn memory_beyond_the_ledger_is_refused() {
     let disk = Disk::new(Form::INT8, 1);
     let slots = Slots { caps: vec![2, 2], pins: vec![vec![1], vec![]] };
-    let ledger = budget::ledger(&disk.model, &WORKLOAD, &slots);
+    let ledger = budget::ledger(&disk.model, IoMode::Buffered, &WORKLOAD, &slots);
     for line in [Line::PinnedExperts, Line::ExpertCache, Line::ExpertsInFlight] {
         let mut short = ledger.clone();
         short.0.iter_mut().find(|l| l.line == line).unwrap().bytes.0 -= 1;

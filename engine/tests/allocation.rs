@@ -16,9 +16,13 @@ use tierkeep_doctor::Facts;
 use tierkeep_engine::{Engine, Phase, Unobserved};
 use tierkeep_plans::budget::{DenseResidency, Streamed};
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::Plan;
+use tierkeep_plans::plan::{IoMode, Plan};
 use tierkeep_plans::planner::{self, Options};
 use tierkeep_plans::units::{Bytes, SizeRequest};
+
+#[path = "support/faults.rs"]
+mod faults;
+use faults::takes_direct_reads;
 
 struct Counting;
 
@@ -43,27 +47,35 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn decode_allocates_nothing_after_warm_up() {
-    for family in ["olmoe", "glm_moe_dsa-shared-indexer"] {
+    let modes = [IoMode::Dropped, IoMode::Buffered, IoMode::Direct];
+    let families = ["olmoe", "glm_moe_dsa-shared-indexer"];
+    for (family, io) in families.iter().flat_map(|family| modes.map(|io| (family, io))) {
         let directory =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
         let model = Catalogue::open(&directory).unwrap();
+        if io == IoMode::Direct && !takes_direct_reads(&model.shards[0].path) {
+            continue;
+        }
         let everything = planner::plan(
             &model,
             &Facts::default(),
             &Options {
                 ram: Some(SizeRequest::Absolute(Bytes(1 << 30))),
                 context: Some(64),
+                io: Some(IoMode::Direct),
                 ..Options::default()
             },
             None,
         )
         .unwrap();
-        // Half of the experts have a slot, so that hits, misses and evictions all happen.
-        let half = everything.ledger.total().0 - model.routed_bytes().0 / 2;
+        // Few experts have a slot, so that hits, misses and evictions all happen.
+        let half = everything.ledger.total().0;
         let options = Options {
             ram: Some(SizeRequest::Absolute(Bytes(half))),
             context: Some(64),
             threads: Some(2),
+            slots: Some(8),
+            io: Some(io),
             ..Options::default()
         };
         let resident = planner::plan(&model, &Facts::default(), &options, None).unwrap();
@@ -80,7 +92,7 @@ fn decode_allocates_nothing_after_warm_up() {
 }
 
 fn check(model: &Catalogue, plan: &Plan) {
-    let family = &plan.model.family;
+    let family = format!("{}, {}", plan.model.family, plan.engine.io.name());
     let mut engine = Engine::open(plan, model, &mut |_, _, _| {}).unwrap();
     for token in 0..30 {
         engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();

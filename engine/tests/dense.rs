@@ -142,7 +142,7 @@ fn each_streamed_unit_is_read_once_for_a_batch() {
     for family in ["olmoe", "glm_moe_dsa-shared-indexer"] {
         let model = Catalogue::open(&oracle(family)).unwrap();
         let plan = streamed(&model, true);
-        let sums = ModelBytes::of(&model);
+        let sums = ModelBytes::of(&model, plan.engine.io);
         let a_token = streamed_bytes_per_token(&sums, &plan.placement.streamed);
         assert!(a_token > 0);
         let layers = Streamed { head: false, ..plan.placement.streamed.clone() };

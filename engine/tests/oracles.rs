@@ -22,6 +22,10 @@ use tierkeep_plans::plan::{IoMode, Plan};
 use tierkeep_plans::planner::{self, Options};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
+#[path = "support/faults.rs"]
+mod faults;
+use faults::takes_direct_reads;
+
 const FAMILIES: [&str; 3] = ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer"];
 
 fn model(family: &str) -> Catalogue {
@@ -191,6 +195,8 @@ fn placement_changes_no_bit() {
         Placing { batch: 1, ..PLAIN },
         Placing { batch: 9, slots: Some(3), ..PLAIN },
         Placing { batch: 1, slots: Some(2), pins: 2, io: IoMode::Dropped, ..PLAIN },
+        Placing { slots: Some(2), pins: 1, io: IoMode::Direct, ..PLAIN },
+        Placing { slots: Some(0), batch: 7, io: IoMode::Direct, ..PLAIN },
         Placing { isa: "avx2", threads: 2, ..PLAIN },
         Placing { isa: "avx512", batch: 5, ..PLAIN },
         MAPPED,
@@ -208,7 +214,9 @@ fn placement_changes_no_bit() {
         let expected = all_logits(&model, PLAIN);
         assert_eq!(expected.len(), 64 * model.spec.vocab_size);
         for placing in placings {
-            if supported.iter().any(|isa| isa.to_string() == placing.isa) {
+            let is_possible =
+                placing.io != IoMode::Direct || takes_direct_reads(&model.shards[0].path);
+            if is_possible && supported.iter().any(|isa| isa.to_string() == placing.isa) {
                 assert!(all_logits(&model, placing) == expected, "{family}: {placing:?}");
             }
         }
@@ -244,6 +252,19 @@ fn bytes_bound_are_bytes_planned() {
         for streaming in [Streaming::Nothing, Streaming::Some, Streaming::AllLayersAndHead] {
             assert_bound_as_planned(&model, &plan(&model, Placing { streaming, ..PLAIN }));
             assert_bound_as_planned(&model, &plan(&model, Placing { streaming, ..MAPPED }));
+        }
+        if takes_direct_reads(&model.shards[0].path) {
+            for slots in [None, Some(0), Some(3)] {
+                let direct = plan(&model, Placing { slots, pins: 0, io: IoMode::Direct, ..PLAIN });
+                let dropped =
+                    plan(&model, Placing { slots, pins: 0, io: IoMode::Dropped, ..PLAIN });
+                assert_bound_as_planned(&model, &direct);
+                assert!(direct.ledger.bytes(Line::IoBuffers) >= Bytes(4 << 20));
+                if slots != Some(0) {
+                    let cache = |plan: &Plan| plan.ledger.bytes(Line::ExpertCache);
+                    assert!(cache(&direct) > cache(&dropped), "whole blocks take more");
+                }
+            }
         }
         // A budget that does not hold everything reads embedding rows from disk.
         let small = Options {

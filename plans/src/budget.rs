@@ -7,6 +7,7 @@
 mod bytes;
 mod card;
 mod dense;
+mod io;
 mod shape;
 
 use std::fmt;
@@ -20,6 +21,9 @@ pub use self::card::{
 pub use self::dense::{
     DenseResidency, MAP_PAGE_BYTES, Streamed, mapped_ranges, resident_tensors,
     streamed_bytes_per_token,
+};
+pub use self::io::{
+    IoMode, bounce_bytes, direct_padding_share, largest_slot_bytes, slot_bytes, slot_layout,
 };
 pub use self::shape::{
     CachePerToken, activation_bytes, cache_per_token, indexer_key_bytes, kv_cache_bytes,
@@ -305,8 +309,8 @@ const CARD_BATCH: u64 = 256;
 
 /// The ledger of a model in main memory: no cards, all dense weights resident.
 #[must_use]
-pub fn ledger(model: &Catalogue, workload: &Workload, slots: &Slots) -> Ledger {
-    host_ledger(&ModelBytes::of(model), workload, &Holding::in_memory(slots))
+pub fn ledger(model: &Catalogue, io: IoMode, workload: &Workload, slots: &Slots) -> Ledger {
+    host_ledger(&ModelBytes::of(model, io), workload, &Holding::in_memory(slots))
 }
 
 /// The whole ledger of main memory.
@@ -357,14 +361,8 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
             n => counted(n, "expert"),
         },
     );
-    match workload.embedding {
-        EmbeddingResidency::Resident => {
-            add(Line::IoBuffers, 0, "none: reads go where the bytes are used".to_owned());
-        }
-        EmbeddingResidency::RowRead => {
-            add(Line::IoBuffers, sums.embedding_row, "one row of the embedding".to_owned());
-        }
-    }
+    let (bytes, note) = io_buffers(sums, embedding);
+    add(Line::IoBuffers, bytes, note);
     add(
         Line::TransferBuffers,
         host_transfer_bytes(sums, workload, holding),
@@ -373,9 +371,11 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
             n => format!("for {}", counted(n, "graphics card")),
         },
     );
-    let under_way = if holds_everything { 0 } else { sums.largest_slot };
+    let leaves_pages = !holds_everything && sums.io.uses_page_cache();
+    let under_way = if leaves_pages { sums.largest_slot } else { 0 };
     let note = match holding.page_cache_bytes {
         Bytes(0) if holds_everything => "none: nothing is read while it runs".to_owned(),
+        Bytes(0) if !leaves_pages => "none: experts are read past the page cache".to_owned(),
         Bytes(0) => "pages of the read under way".to_owned(),
         bytes => {
             format!("pages of the read under way, and {bytes} of experts that the kernel keeps")
@@ -397,6 +397,26 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     };
     add(Line::ExpertCache, cached, note);
     Ledger(lines)
+}
+
+/// What reads pass through that do not go where their bytes are used.
+fn io_buffers(sums: &ModelBytes<'_>, embedding: EmbeddingResidency) -> (u64, String) {
+    let bounce = bounce_bytes(sums.io);
+    let (row, mut note) = match embedding {
+        EmbeddingResidency::Resident => (0, String::new()),
+        EmbeddingResidency::RowRead => (sums.embedding_row, "one row of the embedding".to_owned()),
+    };
+    if bounce > 0 {
+        note = [note, "what is read past the page cache and is no expert".to_owned()]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(", ");
+    }
+    if note.is_empty() {
+        note = "none: reads go where the bytes are used".to_owned();
+    }
+    (bounce.saturating_add(row), note)
 }
 
 /// The caches of some layers; `add(is KV, bytes, note)`.
@@ -517,12 +537,6 @@ fn host_transfer_bytes(sums: &ModelBytes<'_>, workload: &Workload, holding: &Hol
 #[must_use]
 pub fn flight_slots(spec: &ArchSpec, slots: &Slots) -> u64 {
     if slots.hold_everything(spec) { 0 } else { spec.router.n_experts_active as u64 }
-}
-
-/// Bytes of the largest expert slot of the decoder layers.
-#[must_use]
-pub fn largest_slot_bytes(model: &Catalogue) -> u64 {
-    model.spec.expert_layers().map(|l| model.slot_bytes(l).0).max().unwrap_or(0)
 }
 
 /// Bytes of (pinned, other) slots.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 
-use crate::budget::{self, CachePerToken, KvElement, ModelBytes};
+use crate::budget::{self, CachePerToken, IoMode, KvElement, ModelBytes};
 use crate::catalogue::{Catalogue, Outline, RoleClass, StoredType};
 use crate::spec::{ArchSpec, AttentionSpec};
 use crate::units::Bytes;
@@ -245,7 +245,8 @@ impl Inspection {
         let weights = weights(model);
         let experts = expert_kinds(model);
         let tensors: Bytes = weights.iter().map(|line| line.bytes).sum();
-        let (dense_bytes, routed_bytes) = budget::touched_bytes_per_token(&ModelBytes::of(model));
+        let (dense_bytes, routed_bytes) =
+            budget::touched_bytes_per_token(&ModelBytes::of(model, IoMode::Dropped));
         Self {
             directory: model.directory.clone(),
             family: spec.family.model_type().to_owned(),

@@ -111,7 +111,10 @@ fn b3_experts_are_priced_in_the_type_they_are_held_in() {
     let model = Catalogue::open(dir.path()).unwrap();
     // bf16: three matrices of 8 x 16. int4: half a byte each, and 8, 8 and 16 scales.
     let (wide, narrow) = (3 * 8 * 16 * 2, 3 * 64 + 4 * (8 + 8 + 16));
-    assert_eq!([model.slot_bytes(0), model.slot_bytes(1)], [Bytes(wide), Bytes(narrow)]);
+    assert_eq!(
+        [0, 1].map(|layer| budget::slot_bytes(&model, layer, IoMode::Dropped)),
+        [Bytes(wide), Bytes(narrow)]
+    );
     let options = Options { slots: Some(3), context: Some(20), ..ram(GB) };
     let plan = planner::plan(&model, &machine(2 * GB), &options, None).unwrap();
     assert_eq!(plan.ledger.bytes(Line::ExpertCache), Bytes(3 * wide + 3 * narrow));
@@ -151,7 +154,7 @@ fn b5_one_budget_has_one_owner() {
         plan.check(&GLM_FULL).unwrap();
         assert_eq!(plan.placement.slots.caps, plain.placement.slots.caps);
         assert_eq!(plan.ledger.total(), plain.ledger.total());
-        let sums = ModelBytes::of(&GLM_FULL);
+        let sums = ModelBytes::of(&GLM_FULL, IoMode::Dropped);
         assert_eq!(plan.ledger, budget::host_ledger(&sums, &plan.workload(), &plan.holding()));
         // What is at hand is what the tiers say, and no more.
         let at_hand: u64 = [ExpertTier::Vram, ExpertTier::Pinned, ExpertTier::Cache]

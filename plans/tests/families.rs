@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use support::geometry::{Entry, Geometry, Storage};
 use support::uint;
-use tierkeep_plans::budget::{self, KvElement, ModelBytes};
+use tierkeep_plans::budget::{self, IoMode, KvElement, ModelBytes};
 use tierkeep_plans::catalogue::{
     Catalogue, CatalogueError, ClassBytes, ExpertForm, LayerTensor, Outline, Role, RoleClass, Span,
     StoredType, config,
@@ -307,7 +307,7 @@ fn a_row_buffer_has_room_for_the_scales_of_every_block() {
         table.scales = Some(Span { shard: 0, offset: 0, bytes });
         assert_eq!(table.row_scale_bytes(), scales_of_a_row * scale_bytes);
         // 96 bytes of 16-bit scales are padded to 128.
-        assert_eq!(ModelBytes::of(&model).embedding_row, 6144 + expected);
+        assert_eq!(ModelBytes::of(&model, IoMode::Dropped).embedding_row, 6144 + expected);
     }
 }
 
@@ -434,7 +434,7 @@ fn b3_glm_5_2_int4_has_its_published_sizes() {
     let mtp = model.layer_experts(78);
     assert_eq!(mtp.len(), 256);
     assert!(mtp.iter().all(|e| e.read_bytes() == 37_789_696));
-    assert_eq!(model.slot_bytes(78).0, 37_789_696);
+    assert_eq!(budget::slot_bytes(&model, 78, IoMode::Dropped).0, 37_789_696);
     let (without, with_mtp) = dense(&model);
     assert_eq!(
         (format!("{:.2}", without as f64 / 1e9), format!("{:.2}", with_mtp as f64 / 1e9)),

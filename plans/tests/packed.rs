@@ -12,6 +12,7 @@ mod support;
 use serde_json::json;
 use support::{Checkpoint, Form};
 use tempfile::tempdir;
+use tierkeep_plans::budget::{IoMode, slot_bytes};
 use tierkeep_plans::catalogue::{
     Catalogue, CatalogueError, Group, LayerTensor, Packed, PackedBits, Role, ScaleType, StoredType,
     sidecar,
@@ -81,7 +82,7 @@ fn every_packed_type_is_told_from_its_bytes_and_sized_by_them() {
             assert_eq!(expert.down.stored, StoredType::Packed(packed.for_cols(72)));
             let bytes = 2 * 72 * (row.0 + row.1) + 160 * (down_row.0 + down_row.1);
             assert_eq!((expert.read_bytes(), expert.extents().len()), (bytes, 1));
-            assert_eq!(model.slot_bytes(1), Bytes(aligned(bytes)));
+            assert_eq!(slot_bytes(&model, 1, IoMode::Dropped), Bytes(aligned(bytes)));
             let dense: u64 = model.tensors.iter().map(|t| t.bytes().0).sum();
             let written: usize = checkpoint.tensors.iter().map(|t| t.bytes.len()).sum();
             assert_eq!(dense + model.routed_bytes().0, written as u64);

@@ -22,7 +22,7 @@ use tierkeep_plans::budget::{
 };
 use tierkeep_plans::catalogue::{Catalogue, config};
 use tierkeep_plans::place::{CacheRule, DenseRule, DoesNotFit, Placed, Request, place};
-use tierkeep_plans::plan::{IoMode, Plan};
+use tierkeep_plans::plan::{IoMode, IoMode::Dropped, Plan};
 use tierkeep_plans::planner::{self, Options, PlanRefusal};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
@@ -82,7 +82,7 @@ const WORKLOAD: Workload = Workload {
 #[test]
 fn the_ledger_of_a_grouped_attention_model_to_the_byte() {
     let slots = Slots { caps: vec![3, 2], pins: vec![vec![1, 4], vec![]] };
-    let ledger = budget::ledger(&OLMOE, &WORKLOAD, &slots);
+    let ledger = budget::ledger(&OLMOE, Dropped, &WORKLOAD, &slots);
     let expected = [
         // bf16: embedding and head 40 x 16; a layer's q and o 16 x 16, k and v 8 x 16. f32: router
         // of 6 x 16 in bf16, norms of 16 (input, post, q) and 8 (k), the final norm of 16.
@@ -108,7 +108,8 @@ fn the_ledger_of_a_grouped_attention_model_to_the_byte() {
 fn the_runtime_grows_with_threads_tensors_and_tokenizer() {
     let runtime = |model: &Catalogue, threads| {
         let workload = Workload { threads, ..WORKLOAD };
-        budget::ledger(model, &workload, &Slots::none(model.spec.n_layers)).bytes(Line::Runtime).0
+        let slots = Slots::none(model.spec.n_layers);
+        budget::ledger(model, Dropped, &workload, &slots).bytes(Line::Runtime).0
     };
     let least = runtime(&OLMOE, 1);
     assert_eq!(runtime(&OLMOE, 4), least + 3 * 100_000);
@@ -124,7 +125,7 @@ fn the_runtime_grows_with_threads_tensors_and_tokenizer() {
 fn the_ledger_of_a_latent_attention_model_to_the_byte() {
     let workload = Workload { prefill_batch: 1, threads: 1, ..WORKLOAD };
     let slots = Slots { caps: vec![0, 6, 5], pins: vec![vec![]; 3] };
-    let ledger = budget::ledger(&GLM, &workload, &slots);
+    let ledger = budget::ledger(&GLM, Dropped, &workload, &slots);
     let expected = [
         // Latents of 100 x 10 x 4, aligned to 4032, and rotary keys of 100 x 4 x 4 in 3 layers.
         (Line::KvCache, 3 * (4032 + 1600)),
@@ -141,7 +142,7 @@ fn the_ledger_of_a_latent_attention_model_to_the_byte() {
     ];
     check_lines(&ledger, &expected);
     let half = Workload { kv: KvElement::F16, ..workload };
-    let ledger = budget::ledger(&GLM, &half, &slots);
+    let ledger = budget::ledger(&GLM, Dropped, &half, &slots);
     check_lines(&ledger, &[(Line::KvCache, 3 * (2048 + 832)), (Line::IndexerKeys, 2 * 1600)]);
 }
 
@@ -157,12 +158,12 @@ fn check_lines(ledger: &Ledger, expected: &[(Line, u64)]) {
 
 #[test]
 fn slots_for_everything_need_no_flight_and_rows_of_the_embedding_one_buffer() {
-    let all = budget::ledger(&GLM, &WORKLOAD, &Slots::all(&GLM.spec));
+    let all = budget::ledger(&GLM, Dropped, &WORKLOAD, &Slots::all(&GLM.spec));
     let expected =
         [(Line::ExpertsInFlight, 0), (Line::PageCacheReserve, 0), (Line::ExpertCache, 12 * 512)];
     check_lines(&all, &expected);
     let row_read = Workload { embedding: EmbeddingResidency::RowRead, ..WORKLOAD };
-    let rows = budget::ledger(&GLM, &row_read, &Slots::all(&GLM.spec));
+    let rows = budget::ledger(&GLM, Dropped, &row_read, &Slots::all(&GLM.spec));
     // A row of 16 bytes and its scale, aligned each; 40 rows and 40 scales are not resident.
     check_lines(&rows, &[(Line::IoBuffers, 64 + 64)]);
     let saved = all.bytes(Line::DenseWeights).0 - rows.bytes(Line::DenseWeights).0;
@@ -206,7 +207,7 @@ fn request_of(budget: Bytes) -> Request {
 }
 
 fn placed(model: &Catalogue, request: &Request) -> Result<Placed, DoesNotFit> {
-    place(&ModelBytes::of(model), request, None)
+    place(&ModelBytes::of(model, Dropped), request, None)
 }
 
 /// Any budget, from too little to more than enough, and any request.
@@ -242,7 +243,7 @@ fn request() -> impl Strategy<Value = (usize, Request, u64)> {
 
 fn check_placed(model: &Catalogue, request: &Request, placed: &Placed) {
     assert!(placed.ledger.total() <= request.budget);
-    let sums = ModelBytes::of(model);
+    let sums = ModelBytes::of(model, Dropped);
     assert_eq!(placed.ledger, budget::host_ledger(&sums, &placed.workload, &placed.holding()));
     for layer in 0..model.spec.n_layers {
         let most = if model.spec.is_expert_layer(layer) { model.spec.router.n_experts } else { 0 };
@@ -276,7 +277,7 @@ proptest! {
                 prop_assert!(few <= many, "{:?} {:?}", placed.slots, roomier.slots);
             }
             let streamed = |placed: &Placed| {
-                budget::streamed_bytes_per_token(&ModelBytes::of(model), &placed.streamed)
+                budget::streamed_bytes_per_token(&ModelBytes::of(model, Dropped), &placed.streamed)
             };
             prop_assert!(streamed(&placed) >= streamed(&roomier));
             if streamed(&placed) > 0 {
@@ -402,7 +403,7 @@ fn no_option_is_ignored() {
     assert_eq!(set.engine.isa, "scalar");
     assert_eq!(
         set.ledger,
-        budget::host_ledger(&ModelBytes::of(&GLM), &set.workload(), &set.holding())
+        budget::host_ledger(&ModelBytes::of(&GLM, Dropped), &set.workload(), &set.holding())
     );
     let longer = Options { prefill_batch: Some(500), context: Some(9), ..ram(GB) };
     assert_eq!(plan(&longer).engine.prefill_batch, 9);
@@ -436,7 +437,7 @@ fn some_plan(model: &Catalogue) -> Plan {
     let machine = machine(24 * GB);
     let refusal = planner::plan(model, &machine, &resident(1), None).unwrap_err();
     let PlanRefusal::DoesNotFit { result, .. } = refusal else { panic!("{refusal}") };
-    let slots = 5 * budget::largest_slot_bytes(model);
+    let slots = 5 * budget::largest_slot_bytes(model, Dropped);
     let options = Options { prefill_batch: Some(1), ..resident(result.smallest_budget.0 + slots) };
     let mut plan = planner::plan(model, &machine, &options, None).unwrap();
     for layer in model.spec.expert_layers() {
@@ -551,7 +552,9 @@ fn every_edit_into_nonsense_is_refused_by_name() {
         ("engine.kv", "f16".into(), &["KV cache"]),
         ("engine.embedding", "resident".into(), &["dense weights"]),
         ("engine.numerics", "fast".into(), &["unknown variant `fast`"]),
-        ("engine.io", "direct".into(), &["unknown variant `direct`"]),
+        ("engine.io", "mapped".into(), &["unknown variant `mapped`"]),
+        // Other slots than those that were counted.
+        ("engine.io", "direct".into(), &["the plan's ledger has", "its settings need"]),
         ("placement.policy", "random".into(), &["unknown variant `random`"]),
         (caps, list(&[0, 7, 2]), &["placement.slots.caps[1] = 7", "0 to 6"]),
         (caps, list(&[1, 3, 2]), &["placement.slots.caps[0] = 1", "expected 0"]),

@@ -22,7 +22,7 @@ use tierkeep_plans::budget::{
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::estimate::{self, ExpectedHits, Rates, View};
 use tierkeep_plans::place::DenseRule;
-use tierkeep_plans::plan::{Abilities, ExpertTier, Need, Plan, Range};
+use tierkeep_plans::plan::{Abilities, ExpertTier, IoMode, Need, Plan, Range};
 use tierkeep_plans::planner::{self, Change, Options, PlanRefusal};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
@@ -131,7 +131,7 @@ fn glm_5_2_on_four_cards_is_no_slower_than_the_report_s_own_placement() {
 /// The speed of 9,780 experts on cards, 125 slots a layer and all dense weights in main memory, by the
 /// same estimate.
 fn reports_speed(machine: &Facts, plan: &Plan) -> f64 {
-    let sums = ModelBytes::of(&GLM_FULL);
+    let sums = ModelBytes::of(&GLM_FULL, IoMode::Dropped);
     let on_cards = 9780 / 75;
     let mut slots = Slots::none(78);
     let mut experts = Vec::new();
@@ -241,7 +241,8 @@ fn what_every_token_touches_goes_to_a_card_first() {
     let [card] = plan.placement.cards.as_slice() else { panic!("{:?}", plan.placement.cards) };
     assert!(card.experts.is_empty() && !card.head);
     assert!((40..78).contains(&card.end_layer), "{}", card.end_layer);
-    let layer = ModelBytes::of(&GLM_FULL).layers[card.end_layer as usize].dense.resident;
+    let layer =
+        ModelBytes::of(&GLM_FULL, IoMode::Dropped).layers[card.end_layer as usize].dense.resident;
     let caches = (512 + 64 + 128) * 4096 * 4;
     assert!(card.unused_bytes < Bytes(layer + caches), "another layer would have fitted");
     assert_eq!(plan.placement.slots.caps[..3], [0, 0, 0]);
@@ -286,7 +287,7 @@ fn disk_is_taken_at_the_read_size_used_and_assumed_where_it_cannot_be_measured()
 /// Dense weights that do not fit are read for every token, as few as must be.
 #[test]
 fn dense_weights_that_do_not_fit_are_streamed() {
-    let sums = ModelBytes::of(&GLM_FULL);
+    let sums = ModelBytes::of(&GLM_FULL, IoMode::Dropped);
     let plan = |budget: u64, dense| {
         let options = Options { context: Some(4096), dense, ..ram(budget) };
         planner::plan(&GLM_FULL, &machine(24 * GB, &[]), &options, None)

@@ -150,6 +150,8 @@ impl IsaName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Io {
+    /// Past the page cache, straight into the slot (O_DIRECT).
+    Direct,
     /// Pages are dropped from the page cache after each read.
     Dropped,
     /// The page cache keeps what it likes.
@@ -159,6 +161,7 @@ pub(crate) enum Io {
 impl From<Io> for IoMode {
     fn from(io: Io) -> Self {
         match io {
+            Io::Direct => Self::Direct,
             Io::Dropped => Self::Dropped,
             Io::Buffered => Self::Buffered,
         }

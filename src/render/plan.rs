@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tierkeep_plans::budget::{CardPlacement, DenseResidency, EmbeddingResidency, Line};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
-use tierkeep_plans::plan::{Abilities, IoMode, Need, Plan, Range};
+use tierkeep_plans::plan::{Abilities, Need, Plan, Range};
 use tierkeep_plans::planner::{Advice, FittingChange, WouldFit};
 use tierkeep_plans::units::{Bytes, runs};
 use tierkeep_plans::what_if::Replaced;
@@ -180,6 +180,8 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
     text += &style.paragraph("pins     ", &pins);
     text += &style.paragraph("policy   ", &placement.policy_evidence);
     text += &style.paragraph("cache    ", &placement.cache_evidence);
+    let reads = format!("{}: {}", plan.engine.io.name(), plan.engine.io_evidence);
+    text += &style.paragraph("reads    ", &reads);
     match placement.dense {
         DenseResidency::Resident => {}
         DenseResidency::Mapped => {
@@ -204,17 +206,13 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
         EmbeddingResidency::Resident => "resident",
         EmbeddingResidency::RowRead => "read by rows",
     };
-    let io = match engine.io {
-        IoMode::Dropped => "dropped",
-        IoMode::Buffered => "buffered",
-    };
     let sessions = match plan.request.sessions {
         1 => String::new(),
         n => format!("{n} sequences of "),
     };
     let settings = format!(
         "{}, {}, exact numerics, {sessions}{} of context, KV cache in {}, batches of {}, embedding \
-         {embedding}, pages of reads {io}",
+         {embedding}",
         plural(engine.threads, "thread", "threads"),
         engine.isa,
         plural(plan.request.context, "token", "tokens"),

@@ -290,7 +290,8 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let shards = [Shard { path, bytes: bytes.len() as u64 }];
         let disk = Arc::new(SystemDisk);
-        let files = Arc::new(ShardFiles::open(disk, &shards, IoMode::Buffered).unwrap());
+        let files =
+            Arc::new(ShardFiles::open(disk, &shards, IoMode::Buffered, Buffer::default()).unwrap());
         let line = Line::StreamBuffers;
         let ledger = Ledger(vec![LedgerLine { line, bytes: Bytes(256), note: String::new() }]);
         let mut units = Units::new(3);

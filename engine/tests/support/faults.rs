@@ -3,7 +3,8 @@
     dead_code,
     unreachable_pub,
     clippy::unwrap_used,
-    reason = "each test uses its part, and stops where something is wrong"
+    clippy::print_stderr,
+    reason = "each test uses its part, stops where something is wrong, and says what it leaves out"
 )]
 
 use std::io::{self, ErrorKind};
@@ -31,6 +32,16 @@ pub struct Asked {
     pub file: String,
     pub offset: u64,
     pub bytes: usize,
+}
+
+/// Whether `file` can be read past the page cache. Where not, what needs it is left out, and standard
+/// error says so.
+pub fn takes_direct_reads(file: &Path) -> bool {
+    let opened = SystemDisk.open(file, Access::Direct);
+    if let Err(error) = &opened {
+        eprintln!("no direct reads of {}: {error}; left out", file.display());
+    }
+    opened.is_ok()
 }
 
 type Rule = Box<dyn FnMut(&Asked) -> Option<Fault> + Send>;

@@ -1,7 +1,8 @@
 //! What the parts of a model weigh, added up once: planning asks for the same sums again and again,
 //! and a model has tens of thousands of experts.
 
-use super::EmbeddingResidency;
+use super::io::bytes_in_slot;
+use super::{EmbeddingResidency, IoMode};
 use crate::catalogue::{Catalogue, Role, Tensor};
 
 /// Weights that are held or streamed together.
@@ -51,6 +52,8 @@ pub struct LayerBytes {
 pub struct ModelBytes<'a> {
     /// The model.
     pub model: &'a Catalogue,
+    /// How its experts are read, on which the size of a slot depends.
+    pub io: IoMode,
     /// Decoder layers.
     pub layers: Vec<LayerBytes>,
     /// The embedding.
@@ -70,7 +73,7 @@ pub struct ModelBytes<'a> {
 impl<'a> ModelBytes<'a> {
     /// Adds up a model.
     #[must_use]
-    pub fn of(model: &'a Catalogue) -> Self {
+    pub fn of(model: &'a Catalogue, io: IoMode) -> Self {
         let spec = &model.spec;
         let mut layers = vec![LayerBytes::default(); spec.n_layers];
         let (mut n_reads, mut n_experts) = (0_usize, 0_usize);
@@ -81,7 +84,7 @@ impl<'a> ModelBytes<'a> {
             let experts = model.layer_experts(layer);
             let mut read = 0_u64;
             for expert in experts {
-                bytes.slot = bytes.slot.max(expert.slab_bytes);
+                bytes.slot = bytes.slot.max(bytes_in_slot(expert, io));
                 read = read.saturating_add(expert.read_bytes());
                 n_reads += expert.extents().len();
             }
@@ -92,6 +95,7 @@ impl<'a> ModelBytes<'a> {
         let largest_slot = layers.iter().map(|l| l.slot).max().unwrap_or(0);
         let mut sums = Self {
             model,
+            io,
             layers,
             embedding: PartBytes::default(),
             embedding_row: 0,

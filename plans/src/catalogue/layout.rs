@@ -10,6 +10,10 @@ use crate::units::round_up;
 /// biases.
 pub(super) const MAX_PIECES: usize = 6;
 
+/// Reads past the page cache begin and end at multiples of this, in the file and in memory: devices ask
+/// for 512 or 4096.
+pub const DIRECT_ALIGN: u64 = 4096;
+
 /// One read: a range of a shard and where it goes in the slab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
@@ -21,6 +25,17 @@ pub struct Extent {
     pub bytes: u64,
     /// Where it starts in the slab, a multiple of [`TENSOR_ALIGN`].
     pub slab_offset: u64,
+}
+
+impl Extent {
+    /// The whole blocks of [`DIRECT_ALIGN`] that hold it, as (first byte, length); the last one may reach
+    /// past the end of the file.
+    #[must_use]
+    pub fn aligned(&self) -> (u64, u64) {
+        let start = self.offset - self.offset % DIRECT_ALIGN;
+        let end = round_up(self.offset.saturating_add(self.bytes), DIRECT_ALIGN);
+        (start, end.saturating_sub(start))
+    }
 }
 
 /// One matrix of an expert, by its place in the slab.
@@ -97,6 +112,55 @@ impl ExpertLayout {
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.extents().iter().map(|e| e.bytes).sum()
+    }
+
+    /// Memory that it needs where it is read in whole blocks, a multiple of [`DIRECT_ALIGN`].
+    #[must_use]
+    pub fn aligned_slab_bytes(&self) -> u64 {
+        self.extents().iter().fold(0, |sum: u64, extent| sum.saturating_add(extent.aligned().1))
+    }
+
+    /// The same expert in a slab whose reads are whole blocks of [`DIRECT_ALIGN`]: each extent's
+    /// `slab_offset` is where its first block goes, and the matrices are where the bytes come to lie.
+    #[must_use]
+    pub fn aligned(&self) -> Self {
+        let mut aligned = *self;
+        let mut end = 0_u64;
+        for extent in aligned.extents.iter_mut().take(usize::from(self.n_extents)) {
+            extent.slab_offset = end;
+            end = end.saturating_add(extent.aligned().1);
+        }
+        let moved = |offset: u64| {
+            let pairs = self.extents().iter().zip(aligned.extents());
+            let of = |old: &Extent| {
+                offset.checked_sub(old.slab_offset).filter(|inside| *inside < old.bytes)
+            };
+            // A place in no extent is one that is not used: scales of a type without any.
+            pairs
+                .filter_map(|(old, new)| {
+                    let shift = new.offset - new.aligned().0;
+                    Some(new.slab_offset + shift + of(old)?)
+                })
+                .next()
+                .unwrap_or(0)
+        };
+        let matrix = |m: &PlacedMatrix| PlacedMatrix {
+            weight_offset: moved(m.weight_offset),
+            scales_offset: moved(m.scales_offset),
+            ..*m
+        };
+        Self {
+            gate: matrix(&self.gate),
+            up: matrix(&self.up),
+            down: matrix(&self.down),
+            biases: self.biases.map(|b| ExpertBiases {
+                gate_up_offset: moved(b.gate_up_offset),
+                down_offset: moved(b.down_offset),
+                ..b
+            }),
+            slab_bytes: end,
+            ..aligned
+        }
     }
 
     /// One of its matrices.
@@ -266,6 +330,33 @@ mod tests {
             (layout.down.weight_offset, layout.gate.weight_offset, layout.up.weight_offset),
             (0, 40, 60)
         );
+    }
+
+    /// An odd expert: two runs in one shard, one in another.
+    fn odd() -> ExpertLayout {
+        separate([
+            matrix(StoredType::INT8, span(1, 8, 5000), Some(span(1, 5008, 40))),
+            matrix(StoredType::INT8, span(1, 12_288, 100), None),
+            matrix(StoredType::INT8, span(0, 4000, 100), None),
+        ])
+    }
+
+    #[test]
+    fn whole_blocks_bring_the_same_bytes_to_other_places() {
+        let (layout, aligned) = (odd(), odd().aligned());
+        let at: Vec<_> = aligned.extents().iter().map(|e| (e.aligned(), e.slab_offset)).collect();
+        assert_eq!(at, [((0, 8192), 0), ((0, 8192), 8192), ((12_288, 4096), 16_384)]);
+        assert_eq!((aligned.slab_bytes, layout.aligned_slab_bytes()), (20_480, 20_480));
+        assert_eq!(aligned.down.weight_offset, 4000);
+        assert_eq!((aligned.gate.weight_offset, aligned.gate.scales_offset), (8200, 8200 + 5000));
+        assert_eq!(aligned.up.weight_offset, 16_384);
+        assert_eq!((aligned.read_bytes(), layout.read_bytes()), (5240, 5240));
+        let aligned = separate([
+            matrix(StoredType::Bf16, span(0, 8192, 4096), None),
+            matrix(StoredType::Bf16, span(0, 12_288, 4096), None),
+            matrix(StoredType::Bf16, span(0, 4096, 4096), None),
+        ]);
+        assert_eq!(aligned.aligned(), aligned, "what is aligned already stays as it is");
     }
 
     #[test]

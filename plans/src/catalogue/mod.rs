@@ -25,7 +25,9 @@ use std::path::{Path, PathBuf};
 pub use self::class::{ClassBytes, RoleClass};
 pub use self::config::ConfigError;
 pub use self::header::HeaderError;
-pub use self::layout::{ExpertBiases, ExpertForm, ExpertLayout, Extent, PlacedMatrix};
+pub use self::layout::{
+    DIRECT_ALIGN, ExpertBiases, ExpertForm, ExpertLayout, Extent, PlacedMatrix,
+};
 pub use self::outline::{Outline, OutlineLine};
 pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
@@ -352,12 +354,6 @@ impl Catalogue {
             Some(Some(base)) => &self.experts[*base..base + self.spec.router.n_experts],
             _ => &[],
         }
-    }
-
-    /// Bytes of a cache slot that can hold any expert of the layer; 0 where it has none.
-    #[must_use]
-    pub fn slot_bytes(&self, layer: usize) -> Bytes {
-        Bytes(self.layer_experts(layer).iter().map(|e| e.slab_bytes).max().unwrap_or(0))
     }
 
     /// Every weight by role, for binding.

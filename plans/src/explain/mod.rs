@@ -127,7 +127,7 @@ pub fn explain(
     plan: &Plan,
     history: Option<&History>,
 ) -> Explanation {
-    let view = View { model, plan, sums: ModelBytes::of(model) };
+    let view = View { model, plan, sums: ModelBytes::of(model, plan.engine.io) };
     match subject {
         Subject::Expert(key) => view.expert(key, history),
         Subject::Tensor(index) => view.tensor(index),

@@ -42,7 +42,7 @@ impl Plan {
     /// Brings ledgers, what is unused and the sizes of tiers in line with settings and placement after
     /// these were changed. Budget and prediction stay.
     pub fn settle(&mut self, model: &Catalogue) {
-        let sums = ModelBytes::of(model);
+        let sums = ModelBytes::of(model, self.engine.io);
         let workload = self.workload();
         for card in &mut self.placement.cards {
             card.ledger = budget::card_ledger(&sums, &workload, card);
@@ -86,7 +86,7 @@ impl Plan {
         }
         self.check_copies(&model.spec)?;
         self.check_prediction()?;
-        let sums = ModelBytes::of(model);
+        let sums = ModelBytes::of(model, self.engine.io);
         self.check_ledger(&sums)?;
         self.check_card_ledgers(&sums)?;
         self.check_tiers(&sums)

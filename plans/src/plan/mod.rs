@@ -13,6 +13,7 @@ use tierkeep_doctor::Facts;
 
 pub(crate) use self::check::tiers;
 pub use self::need::{Abilities, Need};
+pub use crate::budget::IoMode;
 use crate::budget::{
     CardLine, CardPlacement, DenseResidency, EmbeddingResidency, KvElement, Ledger, Line, Slots,
     Streamed,
@@ -32,16 +33,6 @@ const PLAN_CAP_BYTES: u64 = 64 << 20;
 pub enum Numerics {
     /// Float activations on stored weights: tokens equal the reference's.
     Exact,
-}
-
-/// How experts are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum IoMode {
-    /// Through the page cache, pages dropped after each read: an expert is never cached twice.
-    Dropped,
-    /// Through the page cache, which may keep what it likes.
-    Buffered,
 }
 
 /// What a slot does when it is needed for another expert.
@@ -141,6 +132,8 @@ pub struct EngineSettings {
     pub embedding: EmbeddingResidency,
     /// How experts are read.
     pub io: IoMode,
+    /// Why they are read so.
+    pub io_evidence: String,
 }
 
 /// Where weights live.

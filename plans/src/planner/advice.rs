@@ -67,7 +67,7 @@ pub fn what_would_help(
     history: Option<&History>,
 ) -> Vec<Advice> {
     let machine = &plan.machine;
-    let sums = ModelBytes::of(model);
+    let sums = ModelBytes::of(model, plan.engine.io);
     let mut options = options.clone();
     if options.pins == PinRule::Judged {
         options.pins = PinRule::None;

@@ -4,6 +4,7 @@
 mod advice;
 pub mod again;
 mod fitting;
+mod io;
 mod machine;
 mod policy;
 
@@ -182,9 +183,10 @@ pub fn plan(
     options: &Options,
     history: Option<&History>,
 ) -> Result<Plan, PlanRefusal> {
-    let sums = ModelBytes::of(model);
+    let (io, io_evidence) = io::choose(model, machine, options);
+    let sums = ModelBytes::of(model, io);
     match Solved::of(&sums, machine, options, history) {
-        Ok(solved) => Ok(solved.into_plan(&sums, machine, options)),
+        Ok(solved) => Ok(solved.into_plan(&sums, machine, options, io_evidence)),
         Err(PlanRefusal::DoesNotFit { model, result, .. }) => {
             let would_fit = fitting::would_fit(&sums, machine, options, history, &result);
             Err(PlanRefusal::DoesNotFit { model, result, would_fit: Box::new(would_fit) })
@@ -255,7 +257,13 @@ impl Solved {
         })
     }
 
-    fn into_plan(self, sums: &ModelBytes<'_>, machine: &Facts, options: &Options) -> Plan {
+    fn into_plan(
+        self,
+        sums: &ModelBytes<'_>,
+        machine: &Facts,
+        options: &Options,
+        io_evidence: String,
+    ) -> Plan {
         let model = sums.model;
         let tiers = tier_shares(sums, &self.placed.holding(), &self.hits);
         let Workload { context, prefill_batch, threads, kv, embedding, sessions } =
@@ -286,7 +294,8 @@ impl Solved {
                 kv,
                 prefill_batch,
                 embedding,
-                io: options.io.unwrap_or(IoMode::Dropped),
+                io: sums.io,
+                io_evidence,
             },
             placement: Placement {
                 policy: self.policy.policy,
@@ -318,7 +327,7 @@ pub fn budget_for_share(
     options: &Options,
     share: f64,
 ) -> Option<Bytes> {
-    let sums = ModelBytes::of(model);
+    let sums = ModelBytes::of(model, io::choose(model, machine, options).0);
     let cards = machine::vram(machine, options).ok()?.cards;
     let slots = |budget: u64| -> Option<u64> {
         let request = request(model, machine, options, Bytes(budget)).ok()?;
@@ -377,7 +386,7 @@ fn request(
     };
     let cache = match options.io {
         Some(IoMode::Buffered) => CacheRule::PageCache,
-        Some(IoMode::Dropped) | None => CacheRule::Slots,
+        Some(IoMode::Direct | IoMode::Dropped) | None => CacheRule::Slots,
     };
     Ok(Request {
         budget,
@@ -410,10 +419,12 @@ fn cache_evidence(sums: &ModelBytes<'_>, request: &Request, placed: &Placed) -> 
                     "dense weights are in the page cache alone, and the budget counts them there"
                 }
             };
-            format!(
-                "one cache: experts are kept in slots, and the pages that they were read through are \
-                 dropped; {dense}"
-            )
+            let reads = if sums.io.uses_page_cache() {
+                "the pages that they were read through are dropped"
+            } else {
+                "they are read past the page cache"
+            };
+            format!("one cache: experts are kept in slots, and {reads}; {dense}")
         }
         (CacheRule::PageCache, None) => format!(
             "one cache: --io buffered leaves experts to the kernel, with {} of the budget; they have \

@@ -1,0 +1,88 @@
+//! How experts are read, as far as memory depends on it: the size of a slot and of the buffer that
+//! unaligned reads pass through. Reads nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::catalogue::{Catalogue, ExpertLayout};
+use crate::units::Bytes;
+
+/// How experts are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoMode {
+    /// Past the page cache, straight into the slot, in whole blocks of
+    /// [`DIRECT_ALIGN`](crate::catalogue::DIRECT_ALIGN).
+    Direct,
+    /// Through the page cache, pages dropped after each read: an expert is never cached twice.
+    Dropped,
+    /// Through the page cache, which may keep what it likes.
+    Buffered,
+}
+
+impl IoMode {
+    /// Its name in plans and options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Dropped => "dropped",
+            Self::Buffered => "buffered",
+        }
+    }
+
+    /// Whether reads leave pages in the page cache while they are under way.
+    #[must_use]
+    pub fn uses_page_cache(self) -> bool {
+        match self {
+            Self::Direct => false,
+            Self::Dropped | Self::Buffered => true,
+        }
+    }
+}
+
+/// What direct reads pass through whose bytes are wanted elsewhere than a block begins: dense weights
+/// while they are loaded, rows of the embedding. Large enough that the disk is busy with one read.
+const BOUNCE_BYTES: u64 = 4 << 20;
+
+/// Bytes of the buffer that reads of anything but experts pass through.
+#[must_use]
+pub fn bounce_bytes(io: IoMode) -> u64 {
+    if io.uses_page_cache() { 0 } else { BOUNCE_BYTES }
+}
+
+/// An expert as it lies in a slot.
+#[must_use]
+pub fn slot_layout(expert: &ExpertLayout, io: IoMode) -> ExpertLayout {
+    if io.uses_page_cache() { *expert } else { expert.aligned() }
+}
+
+/// Bytes of a slot that can hold any expert of the layer; 0 where it has none.
+#[must_use]
+pub fn slot_bytes(model: &Catalogue, layer: usize, io: IoMode) -> Bytes {
+    let experts = model.layer_experts(layer).iter();
+    Bytes(experts.map(|expert| bytes_in_slot(expert, io)).max().unwrap_or(0))
+}
+
+/// Bytes of the largest expert slot of the decoder layers.
+#[must_use]
+pub fn largest_slot_bytes(model: &Catalogue, io: IoMode) -> u64 {
+    model.spec.expert_layers().map(|layer| slot_bytes(model, layer, io).0).max().unwrap_or(0)
+}
+
+pub(super) fn bytes_in_slot(expert: &ExpertLayout, io: IoMode) -> u64 {
+    if io.uses_page_cache() { expert.slab_bytes } else { expert.aligned_slab_bytes() }
+}
+
+/// What direct reads add to a slot for every expert, as a share of what it takes otherwise.
+#[must_use]
+pub fn direct_padding_share(model: &Catalogue) -> f64 {
+    let all = |io| {
+        let layers = model.spec.expert_layers();
+        layers.fold(0_u64, |sum, layer| {
+            let n = model.layer_experts(layer).len() as u64;
+            sum.saturating_add(slot_bytes(model, layer, io).0.saturating_mul(n))
+        })
+    };
+    let (direct, dropped) = (all(IoMode::Direct), all(IoMode::Dropped));
+    direct.saturating_sub(dropped) as f64 / dropped.max(1) as f64
+}
