@@ -18,6 +18,7 @@ use crate::units::{Bytes, SizeRequest};
 #[must_use]
 pub fn options_of(plan: &Plan) -> Options {
     let usable = plan.machine.cpu.usable_threads.value().copied();
+    let takes_direct = plan.machine.disk.direct_reads.value() == Some(&true);
     let engine = &plan.engine;
     let isa = machine::isa(&plan.machine, &Options::default());
     Options {
@@ -34,8 +35,10 @@ pub fn options_of(plan: &Plan) -> Options {
         kv: Some(engine.kv).filter(|&kv| kv != KvElement::F32),
         isa: Some(engine.isa.clone()).filter(|name| *name != isa),
         io: match engine.io {
-            IoMode::Dropped => None,
-            IoMode::Buffered => Some(IoMode::Buffered),
+            // What the facts of the machine lead to need not be asked for.
+            IoMode::Direct => Some(engine.io).filter(|_| !takes_direct),
+            IoMode::Dropped => Some(engine.io).filter(|_| takes_direct),
+            IoMode::Buffered => Some(engine.io),
         },
         allow_overcommit: plan.request.allow_overcommit,
         ..Options::default()
@@ -90,7 +93,7 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         kv.map(|kv| format!("--kv {}", kv_name(kv))),
         prefill_batch.map(|tokens| format!("--batch {tokens}")),
         isa.as_ref().map(|isa| format!("--isa {}", quoted(isa))),
-        io.map(|mode| format!("--io {}", io_name(mode))),
+        io.map(|mode| format!("--io {}", mode.name())),
         allow_overcommit.then(|| "--allow-overcommit".to_owned()),
     ];
     let flags: Vec<String> = flags.into_iter().flatten().collect();
@@ -136,13 +139,6 @@ fn kv_name(kv: KvElement) -> &'static str {
         KvElement::F32 => "f32",
         KvElement::F16 => "f16",
         KvElement::Bf16 => "bf16",
-    }
-}
-
-fn io_name(mode: IoMode) -> &'static str {
-    match mode {
-        IoMode::Dropped => "dropped",
-        IoMode::Buffered => "buffered",
     }
 }
 
