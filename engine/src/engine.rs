@@ -140,7 +140,7 @@ impl Engine {
         let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
         let mut account = Account::new(&plan.ledger);
         let io = plan.engine.io;
-        let bounce = account.buffer(Line::IoBuffers, budget::bounce_bytes(io))?;
+        let bounce = account.committed(Line::IoBuffers, budget::bounce_bytes(io))?;
         let files = Arc::new(ShardFiles::open(disk, &model.shards, io, bounce)?);
         let context = plan.request.context as usize;
         let prefill_batch = plan.engine.prefill_batch as usize;

@@ -27,7 +27,7 @@ impl Rows {
         width: usize,
     ) -> Result<Self, EngineError> {
         let bytes = (rows as u64) * element.row_bytes(width) as u64;
-        Ok(Self { buffer: account.buffer(line, bytes)?, element, width })
+        Ok(Self { buffer: account.committed(line, bytes)?, element, width })
     }
 
     /// Stores one row.

@@ -6,6 +6,9 @@ use tierkeep_plans::budget::{Ledger, Line};
 use tierkeep_plans::catalogue::TENSOR_ALIGN;
 use tierkeep_plans::units::{Bytes, round_up};
 
+/// No page of a system that we run on is smaller.
+const PAGE_BYTES: usize = 4096;
+
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
@@ -46,6 +49,19 @@ impl Buffer {
     #[must_use]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
+    }
+
+    /// Brings every page into memory.
+    fn commit(&mut self) -> std::io::Result<()> {
+        let Some(map) = self.0.as_mut() else { return Ok(()) };
+        #[cfg(target_os = "linux")]
+        match map.advise(memmap2::Advice::PopulateWrite) {
+            // Kernels before 5.14 do not know the advice.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
+            answer => return answer,
+        }
+        map.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
+        Ok(())
     }
 
     /// Its bytes, to be written.
@@ -115,6 +131,18 @@ impl Account {
         let length = usize::try_from(bytes)
             .map_err(|_| refused(std::io::Error::from(std::io::ErrorKind::OutOfMemory)))?;
         MmapMut::map_anon(length).map(|map| Buffer(Some(map))).map_err(refused)
+    }
+
+    /// A buffer whose pages are in memory when this returns. What a run will write to sooner or later is
+    /// taken at the start: a machine that cannot give it says so before the first token, and what the
+    /// process holds is what the plan says.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub(crate) fn committed(&mut self, line: Line, bytes: u64) -> Result<Buffer, MemoryError> {
+        let mut buffer = self.buffer(line, bytes)?;
+        buffer.commit().map_err(|source| MemoryError::Refused { line, wanted: bytes, source })?;
+        Ok(buffer)
     }
 
     /// `count` elements of 4 bytes, zeroed.

@@ -412,22 +412,17 @@ fn source_of(source: &str, detail: &str, is_known: bool) -> String {
     }
 }
 
-/// At most how much of what is bound has never been written to, and so is not resident yet: empty
-/// slots, caches of positions that no token has, and the flight buffer, which is needed for a moment. Or it
-/// was and is not any more: pages of mapped weights that the system took back.
+/// How much of what is bound has never been written to, and so is not resident yet: empty slots, for
+/// everything else is taken at the start. Or it was and is not any more: pages of mapped weights that
+/// the system took back.
 fn untouched(engine: &Engine, plan: &Plan, memory: MemorySeen) -> Bytes {
-    let caches = engine.bound(Line::KvCache) + engine.bound(Line::IndexerKeys);
-    let context = engine.context().max(1) as u64;
-    let unused = context.saturating_sub(engine.len() as u64);
-    let rows = u128::from(caches.0) * u128::from(unused) / u128::from(context);
-    let rows = Bytes(u64::try_from(rows).unwrap_or(u64::MAX));
     let taken_back = match (plan.placement.dense, memory.mapped) {
         (DenseResidency::Mapped, Some(mapped)) => {
             engine.bound(Line::DenseWeights).saturating_sub(mapped)
         }
         (DenseResidency::Mapped, None) | (DenseResidency::Resident, _) => Bytes(0),
     };
-    rows + engine.empty_slots().1 + plan.ledger.bytes(Line::ExpertsInFlight) + taken_back
+    engine.empty_slots().1 + taken_back
 }
 
 fn ledger(engine: &Engine, plan: &Plan, memory: MemorySeen) -> Vec<LineReport> {

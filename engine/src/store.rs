@@ -149,7 +149,7 @@ impl Store {
             layers,
             layouts,
             base,
-            flight: account.buffer(Line::ExpertsInFlight, flight_slots * flight_slot_bytes)?,
+            flight: account.committed(Line::ExpertsInFlight, flight_slots * flight_slot_bytes)?,
             flight_slot_bytes: flight_slot_bytes as usize,
             flight_leases: vec![false; flight_slots as usize],
             hidden_size: spec.hidden_size,

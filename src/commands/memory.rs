@@ -1,4 +1,4 @@
-//! This process's own memory around a run, as the system counts it.
+//! This process's own memory and its reads around a run, as the system counts them.
 
 use std::path::PathBuf;
 
@@ -22,6 +22,23 @@ pub(crate) struct Memory {
     pub(crate) peak_rss_bytes: Fact<u64>,
     /// Peak of the control group that this process is in, everything in it included.
     pub(crate) group_peak_bytes: Fact<u64>,
+    /// What the kernel fetched from storage for this process from the end of loading to now: what the
+    /// engine read, less what the page cache had, and more where whole blocks were read.
+    pub(crate) fetched_bytes: Fact<u64>,
+}
+
+/// What the system had counted when a part of a run began.
+#[derive(Clone, Debug)]
+pub(crate) struct Before {
+    /// Resident before anything was loaded.
+    pub(crate) loading: Fact<u64>,
+    /// Fetched from storage when everything was loaded.
+    pub(crate) fetched: Fact<u64>,
+}
+
+/// What the kernel has fetched from storage for this process so far.
+pub(crate) fn fetched() -> Fact<u64> {
+    process::io().map(|io| io.read_bytes)
 }
 
 /// What is resident now, of any kind.
@@ -31,7 +48,7 @@ pub(crate) fn resident() -> Fact<u64> {
 
 impl Memory {
     /// Looks at this process at the end of a run of `model`.
-    pub(crate) fn now(model: &Catalogue, before_loading_bytes: Fact<u64>) -> Self {
+    pub(crate) fn now(model: &Catalogue, before: Before) -> Self {
         let memory = process::memory();
         // The peak of a group without a limit is that of everything else on the machine.
         let limit = Probe::new().measure(false).run(&mut |_| {}).memory.limit;
@@ -48,8 +65,13 @@ impl Memory {
                 mapped_bytes.detail()
             )),
         };
+        let fetched_bytes = match before.fetched.value() {
+            Some(&then) => fetched().map(|now| now.saturating_sub(then)),
+            None => before.fetched,
+        };
         Self {
-            before_loading_bytes,
+            before_loading_bytes: before.loading,
+            fetched_bytes,
             footprint_bytes,
             mapped_bytes,
             peak_rss_bytes: memory.map(|m| m.peak_rss_bytes),

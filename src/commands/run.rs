@@ -191,12 +191,13 @@ fn planning_flag(run: &RunArgs) -> Option<&'static str> {
 
 /// Loads, generates, saves the history, reports.
 pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
-    let before_loading = memory::resident();
+    let before = memory::resident();
     let start = Instant::now();
     let mut engine = shared::load(job.plan, job.model)?;
     let _heeding = context.heeding();
     let is_short_of_threads = ready::check_threads(job.plan);
     let loaded = Loaded { time: start.elapsed(), mark: Mark::of(&engine) };
+    let before = memory::Before { loading: before, fetched: memory::fetched() };
     let mut saving = Saving::new(shared::session(job.model), job.usage, job.saves);
     let spec = &job.model.spec;
     let stop_tokens: &[u32] = if job.ignore_stop { &[] } else { &spec.stop_tokens };
@@ -210,7 +211,7 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
             return Err(error);
         }
     };
-    let memory = Memory::now(job.model, before_loading);
+    let memory = Memory::now(job.model, before);
     let report = RunReport::new(&engine, job.plan, &generation, &loaded, memory.seen());
     let saved = saving.finish(Some(report.record(job.plan)));
     report.warnings.iter().for_each(|warning| render::warning(&warning.to_string()));

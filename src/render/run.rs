@@ -63,7 +63,7 @@ pub(crate) fn run_report(
     line("decode", &decode(report));
     line("hits", &hits(report));
     line("experts", &experts(report));
-    line("read", &decode_reads(&report.decode));
+    line("read", &format!("{}; {}", decode_reads(&report.decode), fetched(memory)));
     line("weights", &weights(report));
     line("memory", &memory_line(report, memory));
     text.push('\n');
@@ -174,6 +174,14 @@ fn decode_reads(decode: &PhaseReport) -> String {
         read.dense.bytes,
         read.embedding.bytes
     )
+}
+
+/// The kernel's own count beside the engine's.
+fn fetched(memory: &Memory) -> String {
+    match memory.fetched_bytes.value() {
+        Some(&bytes) => format!("the kernel fetched {} since loading", Bytes(bytes)),
+        None => format!("the kernel's own count is unknown ({})", memory.fetched_bytes.detail()),
+    }
 }
 
 fn weights(report: &RunReport) -> String {
