@@ -8,16 +8,23 @@
 //!
 //! # What others may do to the file
 //!
-//! Bytes of a mapping are those of the file now: they change when somebody writes to it. [`Mapping::bytes`]
-//! is sound for callers that treat a byte as a number that may be any, and never decide about memory by
-//! it: no index, length or pointer is ever read from a mapping. That the file is still what it was is for
-//! the caller to check, by its size and times.
+//! Bytes of a mapping are those of the file now: they change when somebody writes to it, under a shared
+//! slice that the language takes to be constant. No platform gives a mapping that cannot change, and the
+//! language defines nothing for it; what is relied on is that a read gives some byte, maybe another one
+//! the next time. So [`Mapping::bytes`] asks of callers what its signature cannot: they treat a byte as a
+//! number that may be any, and decide nothing about memory by it: no index, length or pointer is read from
+//! a mapping, and no value is looked at twice and expected to be one. That the file is still what it
+//! was is for the caller to check, by its size and times, before a result is used.
 //!
 //! # The signal
 //!
 //! The handler is installed when the first range is mapped and stays. It acts on addresses inside live
 //! mappings of this crate alone; every other SIGBUS goes to the handler that was there before, or to the
-//! system's default. It takes no lock, allocates nothing and makes one system call.
+//! system's default. It takes no lock, allocates nothing, makes one system call, and runs on the alternate
+//! stack where a thread has one. Of a handler that was there before, its function is called as its flags
+//! say; its mask, and that it wanted to be called once, are not kept. Whoever installs another handler
+//! later takes our place, and has to pass on in turn. A process that is forked off has mappings and
+//! handler as they were.
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]

@@ -39,7 +39,8 @@ impl Mapping {
         let length = usize::try_from(bytes).ok().filter(|&n| n > 0 && n <= isize::MAX as usize);
         let length = length.ok_or(MapError::Length { bytes })?;
         signal::install()?;
-        // SAFETY: no address is asked for, so that no memory in use is replaced.
+        // SAFETY: no address is asked for, so that no memory in use is replaced, and the file is only read:
+        // what is mapped is this value's own until it unmaps it.
         let start = unsafe {
             mm::mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, file, offset)
         };
@@ -53,9 +54,10 @@ impl Mapping {
     /// Its bytes, as the file has them now; zeros from [`Mapping::lost`] on.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `length` bytes from `start` are mapped readable until `self` is dropped. A page that
-        // cannot be brought in is replaced by zeros. That others may write to the file is said in the
-        // crate's documentation, with what it asks of callers.
+        // SAFETY: `length` bytes from `start` are mapped readable until `self` is dropped, and at most
+        // `isize::MAX` (`new`). A page that cannot be brought in is replaced by zeros. Nobody in this process
+        // writes to them. That other processes may write to the file is what no program can exclude: see the
+        // crate's documentation, and what it asks of callers.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -34,6 +34,8 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 /// Who handled SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// Whether the handler is in place; read and written with `CHANGING` held.
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn faults() -> u64 {
     FAULTS.load(SeqCst)
@@ -93,10 +95,16 @@ impl Node {
 
     /// Puts zeros from the page of `address` to the end of the range: whoever computes on them is told, and
     /// needs no further page. Only what is async-signal-safe: atomics and a system call.
+    ///
+    /// The loss is noted before the zeros are there, so that no other thread reads a zero of which
+    /// [`faults`] and [`Node::lost`] do not know yet.
     fn cover(&self, address: usize, (start, end): (usize, usize)) -> bool {
         let page = address - address % PAGE.load(SeqCst).max(1);
+        self.lost.fetch_min(page - start, SeqCst);
+        FAULTS.fetch_add(1, SeqCst);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the pages are those of a live mapping of ours, which is only read; they stay readable.
+        // SAFETY: `page..end` are pages of a mapping of ours, which whoever faulted in it borrows, so that it
+        // is neither unmapped nor another's meanwhile. They are only ever read, and stay readable.
         let covered = unsafe {
             mm::mmap_anonymous(
                 ptr::without_provenance_mut(page),
@@ -105,19 +113,14 @@ impl Node {
                 flags,
             )
         };
-        if covered.is_err() {
-            return false;
-        }
-        self.lost.fetch_min(page - start, SeqCst);
-        FAULTS.fetch_add(1, SeqCst);
-        true
+        covered.is_ok()
     }
 }
 
 /// Installs the handler, once.
 pub(crate) fn install() -> io::Result<()> {
     let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    if BEFORE.get().is_some() {
+    if IS_INSTALLED.load(SeqCst) {
         return Ok(());
     }
     PAGE.store(rustix::param::page_size(), SeqCst);
@@ -135,12 +138,13 @@ pub(crate) fn install() -> io::Result<()> {
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: the set is a valid place to be written to.
     unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
-    // Known before the handler can ask for it.
+    // Known before the handler can ask for it; from an attempt that failed it may be there already.
     let _ = BEFORE.set(before);
     // SAFETY: the handler is async-signal-safe and has the signature that SA_SIGINFO asks for.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
+    IS_INSTALLED.store(true, SeqCst);
     Ok(())
 }
 
@@ -169,7 +173,9 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     let before = BEFORE.get();
     let handler = before.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
     // SAFETY: the record is the system's, see above.
-    let is_sent = unsafe { (*info).si_code } <= 0;
+    let code = unsafe { (*info).si_code };
+    // Sent by a process, or word of broken memory that nobody has read yet: no instruction faulted.
+    let is_sent = code <= 0 || code == libc::BUS_MCEERR_AO;
     match handler {
         libc::SIG_IGN if is_sent => {}
         // A fault cannot be ignored. With the default action back in place the instruction faults again

@@ -5,6 +5,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stderr,
     reason = "a test stops where something is wrong"
 )]
 
@@ -13,6 +14,9 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
 use tierkeep_mapping::{MapError, Mapping, faults, page_bytes};
+
+/// What a child says that was sent an ignored signal.
+const IGNORED: &str = "went on after the signal";
 
 /// A file of `n_pages` and a half, every byte of a page being its number from 1.
 fn file(directory: &tempfile::TempDir, n_pages: usize) -> File {
@@ -125,6 +129,37 @@ fn child_faults_elsewhere_with_a_handler() {
     fault_elsewhere();
 }
 
+/// The same where SIGBUS was ignored: one that is sent still is, a fault cannot be.
+#[test]
+#[ignore = "ends the process; `a_fault_elsewhere_is_not_ours` runs it in a child"]
+#[expect(unsafe_code, reason = "a signal is ignored and sent")]
+fn child_faults_elsewhere_where_it_was_ignored() {
+    // SAFETY: to ignore a signal asks for nothing.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_IGN) };
+    let directory = tempfile::tempdir().unwrap();
+    let file = file(&directory, 1);
+    let _ours = Mapping::new(&file, 0, page_bytes()).unwrap();
+    // SAFETY: a signal to this thread, whose handler is ours.
+    unsafe { libc::raise(libc::SIGBUS) };
+    assert_eq!(faults(), 0, "a signal that was sent is no fault");
+    eprintln!("{IGNORED}");
+    fault_elsewhere();
+}
+
+/// A signal that is sent where nobody handled it ends the process as ever.
+#[test]
+#[ignore = "ends the process; `a_fault_elsewhere_is_not_ours` runs it in a child"]
+#[expect(unsafe_code, reason = "a signal is sent")]
+fn child_is_sent_the_signal() {
+    // SAFETY: the default action may always be asked for.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    let directory = tempfile::tempdir().unwrap();
+    let file = file(&directory, 1);
+    let _ours = Mapping::new(&file, 0, page_bytes()).unwrap();
+    // SAFETY: a signal to this thread, whose handler is ours.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
+
 #[expect(unsafe_code, reason = "a mapping of another library")]
 fn fault_elsewhere() {
     let directory = tempfile::tempdir().unwrap();
@@ -141,11 +176,18 @@ fn fault_elsewhere() {
 
 #[test]
 fn a_fault_elsewhere_is_not_ours() {
-    let child = |name: &str| {
+    let output = |name: &str| {
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
-        command.args(["--ignored", "--exact", name, "--test-threads", "1"]).output().unwrap().status
+        command.args(["--ignored", "--exact", name, "--test-threads", "1", "--nocapture"]);
+        command.output().unwrap()
     };
+    let child = |name: &str| output(name).status;
     assert_eq!(child("child_faults_elsewhere").signal(), Some(libc::SIGBUS));
     assert_eq!(child("child_faults_elsewhere_with_a_handler").code(), Some(42));
+    // Both end by the signal; that the ignored one did not end where it was sent, its output says.
+    let ignored = output("child_faults_elsewhere_where_it_was_ignored");
+    assert_eq!(ignored.status.signal(), Some(libc::SIGBUS));
+    assert!(String::from_utf8_lossy(&ignored.stderr).contains(IGNORED), "{ignored:?}");
+    assert_eq!(child("child_is_sent_the_signal").signal(), Some(libc::SIGBUS));
 }

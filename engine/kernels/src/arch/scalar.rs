@@ -30,6 +30,7 @@ pub(super) trait Scale {
     /// Whether elements are scaled before they take part in a sum.
     const IS_GROUPED: bool;
     /// Whether scales have 16 bits, which vector code decodes in its own way.
+    #[cfg(target_arch = "x86_64")]
     const IS_F16: bool;
     /// Scale `group` of those stored in `scales`; 1 where the caller scales the row.
     fn at(scales: &[u8], group: usize) -> f32;
@@ -44,6 +45,7 @@ pub(super) struct ByF16;
 
 impl Scale for ByRow {
     const IS_GROUPED: bool = false;
+    #[cfg(target_arch = "x86_64")]
     const IS_F16: bool = false;
     #[inline(always)]
     fn at(_: &[u8], _: usize) -> f32 {
@@ -53,6 +55,7 @@ impl Scale for ByRow {
 
 impl Scale for ByF32 {
     const IS_GROUPED: bool = true;
+    #[cfg(target_arch = "x86_64")]
     const IS_F16: bool = false;
     #[inline(always)]
     fn at(scales: &[u8], group: usize) -> f32 {
@@ -62,6 +65,7 @@ impl Scale for ByF32 {
 
 impl Scale for ByF16 {
     const IS_GROUPED: bool = true;
+    #[cfg(target_arch = "x86_64")]
     const IS_F16: bool = true;
     #[inline(always)]
     fn at(scales: &[u8], group: usize) -> f32 {
