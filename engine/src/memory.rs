@@ -154,7 +154,7 @@ impl Account {
         line: Line,
         count: usize,
     ) -> Result<Vec<T>, MemoryError> {
-        let wanted = (count * size_of::<T>()) as u64;
+        let wanted = (count as u64).saturating_mul(size_of::<T>() as u64);
         self.bind(line, wanted)?;
         let mut elements = Vec::new();
         elements.try_reserve_exact(count).map_err(|_| MemoryError::Refused {

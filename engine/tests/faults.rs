@@ -1,5 +1,6 @@
 //! Runs over a disk that fails: what survives gives the same tokens, what does not is an error that
 //! names the place, and never is there text of anything but the model.
+#![cfg(unix)]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -104,11 +104,6 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
     };
     let finished = execute(&job, context)?;
     let json = || render::run_json(&finished.report, &finished.memory, finished.text.as_deref());
-    if let Some(path) = &args.report {
-        let text = format!("{}\n", serde_json::to_string_pretty(&json())?);
-        whole_file::write(path, &text)
-            .with_context(|| format!("the report was not written to {}", path.display()))?;
-    }
     if context.json {
         render::json(&json())?;
     } else {
@@ -119,6 +114,12 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         if let (Some(path), true) = (&usage, finished.is_saved) {
             render::note(&format!("usage history: {}", path.display()));
         }
+    }
+    // Last, so that a file that cannot be written takes nothing from what is shown.
+    if let Some(path) = &args.report {
+        let text = format!("{}\n", serde_json::to_string_pretty(&json())?);
+        whole_file::write(path, &text)
+            .with_context(|| format!("the report was not written to {}", path.display()))?;
     }
     Ok(if finished.report.ended == Ended::Interrupted {
         Outcome::Interrupted

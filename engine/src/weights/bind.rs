@@ -65,7 +65,11 @@ impl<'a> Homes<'a> {
         let tensor = *self.bindable.get(&role).ok_or_else(|| self.unbound(role))?;
         let layer = match role {
             Role::Layer { layer, .. } | Role::SubBlock { layer, .. } => Some(layer as usize),
-            _ => None,
+            Role::Embedding | Role::Head | Role::FinalNorm => None,
+            // Routed experts are `store`'s, and padding is nobody's.
+            Role::Expert { .. } | Role::FusedExperts { .. } | Role::Padding => {
+                return Err(self.unbound(role));
+            }
         };
         Ok(Bound {
             weight: self.place(layer, tensor.weight),

@@ -44,6 +44,17 @@ pub fn takes_direct_reads(file: &Path) -> bool {
     opened.is_ok()
 }
 
+/// Whether files are mapped on this system. Where not, what needs it is left out, and standard error
+/// says so.
+pub fn maps_files() -> bool {
+    let page = tierkeep_mapping::page_bytes();
+    let maps = tierkeep_mapping::IS_AVAILABLE && page == tierkeep_plans::budget::MAP_PAGE_BYTES;
+    if !maps {
+        eprintln!("no mappings of files here (pages of {page} bytes); left out");
+    }
+    maps
+}
+
 type Rule = Box<dyn FnMut(&Asked) -> Option<Fault> + Send>;
 
 /// Which reads fail, and which were asked for.
