@@ -30,6 +30,9 @@ pub(crate) enum Outcome {
     Warnings,
     /// A verdict: a check failed, it does not fit.
     Verdict,
+    /// It works and has been shown, but a file that was asked for could not be written; that has been
+    /// said.
+    NotWritten,
     /// The user interrupted it.
     Interrupted,
 }
@@ -46,6 +49,7 @@ pub(crate) fn code(result: anyhow::Result<Outcome>, strict: bool, json: bool) ->
             }
         }
         Ok(Outcome::Verdict) => 1,
+        Ok(Outcome::NotWritten) => 2,
         Ok(Outcome::Interrupted) => INTERRUPTED,
         Err(error) => {
             if is_interrupt(&error) {

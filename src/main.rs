@@ -93,5 +93,7 @@ fn data_dir() -> Option<PathBuf> {
     if cfg!(target_os = "macos") {
         return var("HOME").map(|home| home.join("Library/Application Support"));
     }
-    var("XDG_DATA_HOME").or_else(|| var("HOME").map(|home| home.join(".local/share")))
+    // The convention has a relative path ignored: it would be another folder wherever we are called.
+    let given = var("XDG_DATA_HOME").filter(|folder| folder.is_absolute());
+    given.or_else(|| var("HOME").map(|home| home.join(".local/share")))
 }

@@ -500,6 +500,34 @@ fn convert_writes_a_model_that_runs() {
     refused(folder, &["convert", olmoe, "new", "--experts", "5"], 2, &["8, 4, 2 or keep"]);
 }
 
+/// What the options of packing ask for is what the written model is said to be stored in, and it runs.
+#[test]
+fn convert_packs_with_groups_and_halves_as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let olmoe = root().join(OLMOE);
+    let olmoe = olmoe.to_str().unwrap();
+    let cases = [("2", "32", "f16", "int2-g32-f16"), ("4", "32", "f32", "int4-g32")];
+    for (bits, group, scales, name) in cases {
+        let options = ["--experts", bits, "--dense", "keep", "--embedding", "keep"];
+        let packing = ["--group", group, "--scales", scales];
+        let args = [&["convert", olmoe, name][..], &options, &packing].concat();
+        let ran = tierkeep(folder, &args);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let seen = tierkeep(folder, &["inspect", name, "--json"]);
+        assert_eq!(seen.code, 0, "{seen:?}");
+        assert!(seen.out.contains(&format!("\"{name}\"")), "{name}: {seen:?}");
+        let deep = tierkeep(folder, &["doctor", name, "--deep", "--no-measure", "--json"]);
+        assert_eq!(deep.code, 0, "{deep:?}");
+        let run = ["run", name, "--ids", "1,2", "-n", "4", "--ram", "90MB", "--no-measure"];
+        let ran = tierkeep(folder, &run);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    refused(folder, &["convert", olmoe, "new", "--group", "48"], 2, &["row, 128, 64 or 32"]);
+    refused(folder, &["convert", olmoe, "new", "--scales", "bf16"], 2, &["f32", "f16"]);
+    assert!(!folder.join("new").exists());
+}
+
 #[test]
 fn the_demo_shows_the_whole_motion() {
     let folder = tempfile::tempdir().unwrap();

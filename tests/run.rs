@@ -141,6 +141,39 @@ fn token_ids_come_from_a_list_a_file_or_standard_input() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_is_said_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    planned(folder, &["--ctx", "64"]);
+    let run = ["run", "plan.toml", "-p", "What is 2+2?", "--report"];
+    for (path, reason) in [("none/report.json", "No such file"), ("model", "is a directory")] {
+        let ran = tierkeep(folder, &[&run[..], &[path]].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{ran:?}");
+        assert!(ran.err.contains(path) && ran.err.contains(reason), "{ran:?}");
+        assert!(!folder.join("model/.usage").exists());
+    }
+    let empty = tierkeep(folder, &["run", "plan.toml", "--ids", "@"]);
+    assert_eq!(empty.code, 2, "{empty:?}");
+    assert!(empty.err.contains("the name of a file"), "{empty:?}");
+}
+
+/// What can only be seen when it happens costs the file, and not the result.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_that_was_not_written_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    planned(folder, &["--ctx", "64"]);
+    let run = ["run", "plan.toml", "-p", "What is 2+2?", "--no-usage", "--report", "/dev/full"];
+    let ran = tierkeep(folder, &run);
+    assert_eq!((ran.code, ran.out.as_str()), (2, "2 + 2 = 4.\n"), "{ran:?}");
+    assert!(ran.err.contains("the report was not written to /dev/full"), "{ran:?}");
+    assert!(ran.err.contains("the model said that it is done"), "{ran:?}");
+    let ran = tierkeep(folder, &[&run[..], &["--json"]].concat());
+    assert_eq!((ran.code, &ran.json()["text"]), (2, &"2 + 2 = 4.".into()), "{ran:?}");
+}
+
+#[test]
 fn a_full_context_is_said_and_the_report_goes_to_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

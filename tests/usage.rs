@@ -314,6 +314,37 @@ fn two_runs_at_the_same_time_are_two_sessions() {
     assert_eq!(history["runs"].as_array().unwrap().len(), 2);
 }
 
+/// A few tokens of a cold cache say nothing of the plan, and correct nothing.
+#[test]
+fn a_run_too_short_to_judge_corrects_no_later_plan() {
+    let folder = folder();
+    let folder = folder.path();
+    let calibration = || {
+        let args = ["plan", "model", "--ram", "60MB", "--ctx", "1024", "--no-measure", "--json"];
+        tierkeep(folder, &args).json()["prediction"]["calibration"].clone()
+    };
+    run(folder, &["-n", "9"]);
+    assert_eq!(calibration(), 1.0);
+    assert!(shown(folder)["runs"][0]["actual_tok_per_s"].is_number(), "it is shown all the same");
+    run(folder, &["-n", "400"]);
+    assert_ne!(calibration(), 1.0, "a long run does");
+}
+
+/// A relative data folder would be another one wherever the program is called; the convention ignores it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_relative_data_folder_is_ignored() {
+    let folder = folder();
+    let folder = folder.path();
+    fs::create_dir_all(folder.join("hub/snapshots")).unwrap();
+    fs::rename(folder.join("model"), folder.join("hub/snapshots/model")).unwrap();
+    let mut command = command(folder);
+    command.env("XDG_DATA_HOME", "data").args(["usage", "show", "hub/snapshots/model", "--json"]);
+    let ran = Ran::of(&mut command);
+    let file = ran.json()["file"].as_str().unwrap().to_owned();
+    assert!(Path::new(&file).starts_with(folder.join(".local/share/tierkeep/usage")), "{ran:?}");
+}
+
 /// plan -> run -> killed -> plan: the second plan replays what the killed run had saved.
 #[cfg(unix)]
 #[test]

@@ -320,7 +320,11 @@ impl RunReport {
             predicted_tok_per_s_p10: Some(speed.p10),
             predicted_tok_per_s_p50: Some(speed.p50),
             predicted_tok_per_s_p90: Some(speed.p90),
-            uncalibrated_tok_per_s: Some(speed.p50 / plan.prediction.calibration),
+            // A run that says nothing of the prediction does not correct the next one either.
+            uncalibrated_tok_per_s: self
+                .not_judged
+                .is_none()
+                .then_some(speed.p50 / plan.prediction.calibration),
             predicted_hit_rate: Some(plan.prediction.hit_rate.p50),
             actual_tok_per_s: self.decode.tokens_per_s,
             actual_hit_rate: self.decode.hit_rate,

@@ -38,6 +38,24 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
+/// Whether [`write`] has a chance: what takes long to make should not be lost to a misspelt folder.
+/// Creates nothing.
+///
+/// # Errors
+/// `path` is a folder, or the folder that it would lie in is not there.
+pub fn check(path: &Path) -> io::Result<()> {
+    let target = followed(path)?;
+    if target.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => fs::metadata(folder).and_then(|m| {
+            if m.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Where a link leads, even if nothing is there yet; any other path as it is.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_owned();
@@ -63,8 +81,17 @@ mod tests {
         write(&path, "two").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(write(folder.path(), "x").is_err(), "a folder is no file");
-        assert!(write(&folder.path().join("none/plan.toml"), "x").is_err());
+        let cases = [
+            (folder.path().to_owned(), "a folder is no file"),
+            (folder.path().join("none/plan.toml"), "no such folder"),
+            (path.join("plan.toml"), "a file is no folder"),
+        ];
+        for (path, why) in cases {
+            assert!(check(&path).is_err(), "{why}");
+            assert!(write(&path, "x").is_err(), "{why}");
+        }
+        check(&path).unwrap();
+        check(&folder.path().join("new.toml")).unwrap();
     }
 
     #[cfg(unix)]

@@ -70,15 +70,19 @@ pub(crate) enum Ids {
 }
 
 impl FromStr for Ids {
-    type Err = std::num::ParseIntError;
+    type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "-" {
             return Ok(Self::Input);
         }
+        if text == "@" {
+            anyhow::bail!("@ stands before the name of a file, and there is none");
+        }
         if let Some(path) = text.strip_prefix('@') {
             return Ok(Self::File(PathBuf::from(path)));
         }
-        text.split(',').map(|id| id.trim().parse()).collect::<Result<_, _>>().map(Self::List)
+        let ids = text.split(',').map(|id| id.trim().parse());
+        Ok(Self::List(ids.collect::<Result<_, _>>()?))
     }
 }

@@ -85,6 +85,11 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
     let text = prompt::text(args, model)?;
     let prompt = prompt::tokens(args, text.as_ref())?;
     prompt::check(&prompt, args.max_tokens, (plan, model), file)?;
+    if let Some(path) = &args.report {
+        // Before hours of work, not after them.
+        whole_file::check(path)
+            .with_context(|| format!("the report cannot be written to {}", path.display()))?;
+    }
     let usage = (!args.no_usage).then(|| {
         args.planning.usage.clone().unwrap_or_else(|| {
             let data_dir = context.data_dir.as_deref();
@@ -116,13 +121,19 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         }
     }
     // Last, so that a file that cannot be written takes nothing from what is shown.
+    let mut is_unwritten = false;
     if let Some(path) = &args.report {
         let text = format!("{}\n", serde_json::to_string_pretty(&json())?);
-        whole_file::write(path, &text)
-            .with_context(|| format!("the report was not written to {}", path.display()))?;
+        if let Err(error) = whole_file::write(path, &text) {
+            is_unwritten = true;
+            let path = path.display();
+            render::warning(&format!("the report was not written to {path}: {error}"));
+        }
     }
     Ok(if finished.report.ended == Ended::Interrupted {
         Outcome::Interrupted
+    } else if is_unwritten {
+        Outcome::NotWritten
     } else if finished.has_warnings || is_warned {
         Outcome::Warnings
     } else {

@@ -80,7 +80,11 @@ pub(crate) fn run_report(
 fn ended(report: &RunReport) -> String {
     match report.ended {
         Ended::StopToken => "the model said that it is done".to_owned(),
-        Ended::Length => format!("{} were asked for (-n)", tokens(report.tokens.len())),
+        Ended::Length => {
+            let number = report.tokens.len();
+            let verb = if number == 1 { "was" } else { "were" };
+            format!("{} {verb} asked for (-n)", tokens(number))
+        }
         Ended::ContextFull => {
             let context = report.context;
             let twice = context.saturating_mul(2);

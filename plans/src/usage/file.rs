@@ -197,6 +197,7 @@ pub(super) fn save_with(
     lock_wait: Duration,
 ) -> Result<Saved, UsageError> {
     let path = followed(path);
+    is_there(&path)?;
     let folder = folder_of(&path);
     operations.create_folder(folder).map_err(io_error("create the folder", folder))?;
     let _lock = lock(operations, &path, lock_wait)?;
@@ -229,7 +230,7 @@ pub fn reset(path: &Path, fingerprint: &str, delete: bool) -> Result<Reset, Usag
     let operations = &System;
     let path = followed(path);
     // Without a folder there is nothing, and a lock would have to make one.
-    if !path.exists() {
+    if !is_there(&path)? {
         return Ok(Reset::Absent);
     }
     let _lock = lock(operations, &path, LOCK_WAIT)?;
@@ -264,6 +265,18 @@ pub fn default_path(model_dir: &Path, data_dir: Option<&Path>, fingerprint: &str
     let safe = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = fingerprint.chars().map(safe).collect();
     data_dir.join("tierkeep").join("usage").join(format!("{name}.usage"))
+}
+
+/// Whether there is a file, asked before a lock is put beside it: next to a device, a pipe or a folder
+/// that `--usage` was pointed at by mistake nothing is to appear.
+fn is_there(path: &Path) -> Result<bool, UsageError> {
+    let refused = |reason| UsageError::Refused { path: path.to_owned(), reason };
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(true),
+        Ok(_) => Err(refused(FormatError::NotAFile)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(refused(error.into())),
+    }
 }
 
 /// `None`: there is no file.

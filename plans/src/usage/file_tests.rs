@@ -105,6 +105,23 @@ fn files_that_are_not_ours_to_replace_stay_and_saving_names_the_remedy() {
     assert_eq!(reason.to_string(), "is not a regular file");
 }
 
+/// `--usage /dev/null`, a folder, a circle of links: refused, and no lock appears beside them.
+#[cfg(unix)]
+#[test]
+fn nothing_appears_beside_what_is_no_regular_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (inner, circle) = (folder.path().join("folder"), folder.path().join("circle"));
+    fs::create_dir(&inner).unwrap();
+    std::os::unix::fs::symlink("circle", &circle).unwrap();
+    for path in [inner, circle] {
+        let error = save(&path, &mut session(1)).unwrap_err();
+        assert!(matches!(error, UsageError::Refused { .. }), "{error}");
+        let error = reset(&path, "model", false).unwrap_err();
+        assert!(matches!(error, UsageError::Refused { .. }), "{error}");
+    }
+    assert_eq!(names(folder.path()), ["circle", "folder"]);
+}
+
 #[test]
 fn a_held_lock_is_named_and_waited_for_no_longer_than_said() {
     let folder = tempfile::tempdir().unwrap();

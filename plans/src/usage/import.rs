@@ -123,6 +123,8 @@ pub fn import_counts(
 ) -> Result<ImportedCounts, ImportError> {
     let width = n_experts as usize;
     let mut counts = vec![0u64; (n_layers as usize).saturating_mul(width)];
+    // Editors of some systems begin a text with a mark of its encoding.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (index, content) in text.lines().enumerate() {
         let line = index + 1;
         let content = content.split('#').next().unwrap_or_default();
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn lines_are_read_and_repeated_keys_add_up() {
-        let text = "# layer expert count\n\n0 1 5\n 2\t3 7  # late\r\n0 1 6\n";
+        let text = "\u{feff}# layer expert count\n\n0 1 5\n 2\t3 7  # late\r\n0 1 6\n";
         let got = import_counts(text, 3, 4).unwrap();
         assert_eq!(got.row(LayerId(0)), [0, 11, 0, 0]);
         assert_eq!(got.row(LayerId(1)), [0; 4]);
