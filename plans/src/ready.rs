@@ -112,23 +112,20 @@ fn memory(plan: &Plan, today: &Facts, offer: &Offer<'_>) -> Option<Obstacle> {
     if footprint <= available || plan.request.allow_overcommit || offer.allow_overcommit {
         return None;
     }
-    let group = match today.memory.limit.value() {
-        Some(Some(limit)) => format!(
-            "; the control group {} has {} left of its limit of {}",
-            limit.group,
-            Bytes(limit.headroom_bytes),
-            Bytes(limit.limit_bytes)
-        ),
-        Some(None) | None => String::new(),
+    // Where the group binds, its limit says how much is left, and which group that is.
+    let why = match today.memory.limit.value() {
+        Some(Some(limit)) if limit.headroom_bytes <= available.0 => {
+            format!("the control group {} has a limit of {}", limit.group, Bytes(limit.limit_bytes))
+        }
+        Some(_) | None => fact.detail().to_owned(),
     };
     let smaller = smaller_budget(available);
     let options = again::options_of(plan);
     Some(Obstacle {
         standing: Standing::Memory,
         finding: format!(
-            "the plan holds {footprint} and {available} is available now ({}){group}: free memory, or \
-             insist with --allow-overcommit",
-            fact.detail()
+            "the plan holds {footprint} and {available} is available now ({why}): free memory, or \
+             insist with --allow-overcommit"
         ),
         command: offer
             .command(&again::Options { ram: Some(SizeRequest::Absolute(smaller)), ..options }),

@@ -99,8 +99,15 @@ fn memory_that_is_not_there_now_is_refused_with_who_limits_it() {
     for part in ["20.00 MB is available now", "group /jobs/7", "64.00 MB", "--allow-overcommit"] {
         assert!(obstacle.finding.contains(part), "{part}: {obstacle}");
     }
+    assert_eq!(obstacle.finding.matches("/jobs/7").count(), 1, "named once: {obstacle}");
     assert!(obstacle.command.contains("--ram 18MB "), "{obstacle}");
     assert_eq!(found(&plan, &today, |offer| offer.allow_overcommit = true), []);
+    // A group that has more room than the host is not what stands in the way.
+    let mut hosts = today.clone();
+    hosts.memory.usable_bytes = Fact::read(12_000_000, "MemAvailable");
+    let obstacle = only(found(&plan, &hosts, |_| {}));
+    assert!(obstacle.finding.contains("available now (MemAvailable)"), "{obstacle}");
+    assert!(!obstacle.finding.contains("/jobs/7"), "{obstacle}");
     let insists = planned(Options { allow_overcommit: true, ..Options::default() });
     assert_eq!(found(&insists, &today, |_| {}), []);
     // As much as it holds is enough: the page cache makes do with less than its reserve.

@@ -29,15 +29,22 @@ impl Bar {
     /// Layers done of a batch or a token; it moves between them too, for a layer may take long.
     pub(crate) fn layers(message: &str) -> Self {
         let bar = Self::new("{spinner} {msg} {pos} of {len} [{bar:20}] {elapsed}", message);
-        bar.0.enable_steady_tick(std::time::Duration::from_millis(200));
+        bar.tick_every(200);
         bar
     }
 
     /// Work of unknown length.
     pub(crate) fn spinner(message: &str) -> Self {
         let bar = Self::new("{spinner} {msg}", message);
-        bar.0.enable_steady_tick(std::time::Duration::from_millis(100));
+        bar.tick_every(100);
         bar
+    }
+
+    /// Lets it move by itself, which takes a thread: none where nobody sees it.
+    fn tick_every(&self, ms: u64) {
+        if !self.0.is_hidden() {
+            self.0.enable_steady_tick(std::time::Duration::from_millis(ms));
+        }
     }
 
     pub(crate) fn message(&self, message: &str) {
