@@ -359,7 +359,7 @@ fn the_example_speaks_as_the_reference() {
     let oracle = read_oracle(&directory).unwrap();
     assert_eq!(oracle.len(), 6);
     let options = Options {
-        ram: Some(SizeRequest::Absolute(Bytes(25_000_000))),
+        ram: Some(SizeRequest::Absolute(Bytes(28_000_000))),
         context: Some(128),
         threads: Some(2),
         isa: Some(tierkeep_kernels::Isa::best().to_string()),
