@@ -2,7 +2,7 @@
 //! plan is the same wherever it is made:
 //!
 //! ```text
-//! cargo run --example plan_for_machine -- examples/machines/laptop-32gb.toml examples/glm-nano 28MB
+//! cargo run --example plan_for_machine -- examples/machines/laptop-32gb.toml examples/glm-nano 32MB
 //! ```
 #![allow(clippy::print_stdout, reason = "an example shows its result")]
 

@@ -1,7 +1,7 @@
 //! Runs a plan on a prompt and reads the report of what happened:
 //!
 //! ```text
-//! cargo run -- plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml
+//! cargo run -- plan examples/glm-nano --ram 32MB --ctx 512 -o plan.toml
 //! cargo run --example run_plan -- plan.toml "Count from 3 to 14."
 //! ```
 #![allow(clippy::print_stdout, reason = "an example shows its result")]

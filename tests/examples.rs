@@ -35,7 +35,7 @@ fn example(name: &str, args: &[&str]) -> Ran {
 fn a_plan_for_a_machine_of_a_file() {
     for machine in ["laptop-32gb", "epyc-200gb-4xl40s"] {
         let machine = format!("examples/machines/{machine}.toml");
-        let ran = example("plan_for_machine", &[&machine, NANO, "28MB"]);
+        let ran = example("plan_for_machine", &[&machine, NANO, "32MB"]);
         assert_eq!(ran.code, 0, "{ran:?}");
         for part in ["glm_moe_dsa with", "dense weights", "where 28.00 MB go", "expected: "] {
             assert!(ran.out.contains(part), "{part}: {ran:?}");

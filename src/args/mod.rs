@@ -37,7 +37,7 @@ Examples:
 
 const PLAN_EXAMPLES: &str = "\
 Examples:
-  tierkeep plan examples/glm-nano --ram 28MB --ctx 512 -o plan.toml
+  tierkeep plan examples/glm-nano --ram 32MB --ctx 512 -o plan.toml
   tierkeep plan MODEL --ram 20GB --ctx 4096
   tierkeep plan MODEL --ram 90% --json
 For another machine, or one that does not exist yet:
@@ -92,7 +92,7 @@ pub(crate) enum Verb {
     Plan(PlanVerbArgs),
     /// Execute a plan, or plan a model and execute that.
     #[command(
-        after_help = "Examples:\n  tierkeep run plan.toml -p \"What is 2+2?\"\n  tierkeep run examples/glm-nano --ram 28MB -p \"Count from 3 to 14.\"\n  tierkeep run MODEL --ids 1,2,3 -n 16 --json\n  tierkeep run plan.toml --ids @prompt.ids --report report.json --layers\n  echo \"some text to go on with\" | tierkeep run MODEL --raw -p -"
+        after_help = "Examples:\n  tierkeep run plan.toml -p \"What is 2+2?\"\n  tierkeep run examples/glm-nano --ram 32MB -p \"Count from 3 to 14.\"\n  tierkeep run MODEL --ids 1,2,3 -n 16 --json\n  tierkeep run plan.toml --ids @prompt.ids --report report.json --layers\n  echo \"some text to go on with\" | tierkeep run MODEL --raw -p -"
     )]
     Run(RunArgs),
     /// Compare a model's tokens and logits with the reference's answers beside it.
