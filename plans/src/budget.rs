@@ -288,9 +288,9 @@ impl<'a> Holding<'a> {
 }
 
 /// Pages of the binary and heap of the process that no other line counts, measured on x86-64 Linux as
-/// peak resident memory less what was bound and less the allowances below: 13.9 to 15.0 MB of a binary
-/// of 23 MB over some 1,600 runs with text and with token ids, and half a MB for pages that another run maps.
-const RUNTIME_BASE_BYTES: u64 = 15_500_000;
+/// peak resident memory less what was bound and less the allowances below: 12.4 to 13.7 MB of a binary
+/// of 22 MB, with text and with token ids, and a little for pages that another run maps.
+const RUNTIME_BASE_BYTES: u64 = 14_000_000;
 /// Stack touched and thread-local state of one worker.
 const RUNTIME_THREAD_BYTES: u64 = 100_000;
 /// Catalogue entries of one tensor while a model is opened: name, shape, role.
