@@ -213,7 +213,7 @@ fn memory_line(report: &RunReport, memory: &Memory) -> String {
                 .is_some_and(|actual| actual + tolerance < footprint.planned_bytes);
             if less {
                 format!(
-                    "as planned: up to {} of it has not been written to yet",
+                    "as planned: {} of it is not resident, slots not filled yet or mapped pages taken back",
                     footprint.untouched_bytes
                 )
             } else {
