@@ -394,7 +394,6 @@ fn traffic(plan: &Plan, decode: &PhaseReport) -> TrafficReport {
     let fact = &plan.machine.memory.read_bandwidth_bytes_per_s;
     let given = fact.value().copied().filter(|rate| *rate > 0.0);
     let per_s = decode.tokens_per_s.map(|speed| speed * touched.as_f64());
-    let disk = &plan.machine.disk.read;
     let memory_source = source_of(fact.source().as_str(), fact.detail(), given.is_some());
     TrafficReport {
         touched_bytes_per_token: touched,
@@ -402,8 +401,8 @@ fn traffic(plan: &Plan, decode: &PhaseReport) -> TrafficReport {
         memory_bytes_per_s: given,
         memory_source,
         share: per_s.zip(given).map(|(touched, given)| touched / given),
-        disk_bytes_per_s: disk.value().map(|read| read.bytes_per_s),
-        disk_source: source_of(disk.source().as_str(), disk.detail(), !disk.is_unknown()),
+        disk_bytes_per_s: plan.prediction.expert_read_bytes_per_s(),
+        disk_source: "the plan's estimate: bytes of missed experts over their time".to_owned(),
     }
 }
 

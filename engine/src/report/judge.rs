@@ -25,6 +25,8 @@ const FOOTPRINT_BYTES: u64 = 16_000_000;
 const FOOTPRINT_SHARE: f64 = 0.02;
 /// Reads slower than this part of the planned rate are named as the reason of a low speed.
 const SLOW_READS: f64 = 0.8;
+/// Reads are named as the reason only where they took more than this part of the time.
+const MUCH_OF_THE_TIME: f64 = 1.0 / 3.0;
 
 /// How the actual figure of the runtime line is known.
 pub(super) const RUNTIME_SOURCE: &str = "resident before loading, or the peak less what is bound where that is more; \
@@ -356,11 +358,13 @@ impl RunReport {
         Warning { id: "speed.decode".to_owned(), finding, meaning, remedy }
     }
 
-    /// The speed of reads of experts in decode and the planned one, where they are much slower.
+    /// The speed of reads of experts in decode and the planned one, where they are much slower and took
+    /// a good part of the time.
     fn slow_reads(&self) -> Option<(f64, f64)> {
         let expected = self.traffic.disk_bytes_per_s?;
         let got = self.decode.read.experts.bytes_per_s?;
-        (got < expected * SLOW_READS).then_some((got, expected))
+        let is_much = self.decode.read.experts.seconds > self.decode.seconds * MUCH_OF_THE_TIME;
+        (is_much && got < expected * SLOW_READS).then_some((got, expected))
     }
 }
 

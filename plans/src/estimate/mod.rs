@@ -65,10 +65,10 @@ pub struct View<'a> {
 }
 
 /// Names of the terms, as `binding` has them.
-mod term {
+pub(crate) mod term {
     pub(super) const MEMORY: &str = "memory bandwidth";
     pub(super) const KERNELS: &str = "kernels";
-    pub(super) const MISSES: &str = "disk reads of missed experts";
+    pub(crate) const MISSES: &str = "disk reads of missed experts";
     pub(super) const STREAMED: &str = "disk reads of streamed dense weights";
     pub(super) const PAGE_CACHE: &str = "copies from the page cache";
     pub(super) const VRAM: &str = "graphics memory";

@@ -253,6 +253,17 @@ pub struct Prediction {
     pub evidence: Vec<String>,
 }
 
+impl Prediction {
+    /// The speed of reads of missed experts that the estimate reckons with, bytes/s: what a token
+    /// misses over the time of that term. `None` where nothing is missed.
+    #[must_use]
+    pub fn expert_read_bytes_per_s(&self) -> Option<f64> {
+        let term = self.terms.iter().find(|term| term.name == crate::estimate::term::MISSES)?;
+        let per_s = self.read_bytes_per_token.as_f64() / term.seconds;
+        (per_s.is_finite() && per_s > 0.0).then_some(per_s)
+    }
+}
+
 /// A plan: everything that the engine needs to know, and everything that it was derived from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

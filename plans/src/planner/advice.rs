@@ -223,9 +223,13 @@ impl Question<'_> {
             change: Change::FewerBits,
             what: format!("experts at {FEW_BITS} bits a weight, not {}", bits_in_words(bits)),
             after: self.ask(&sums, self.machine, self.options),
-            note:
-                "`tierkeep convert MODEL OUT --experts 4 --group 64 --scales f16`; it costs quality"
-                    .to_owned(),
+            note: match self.sums.model.experts.first().and_then(|e| e.gate.stored.packed()) {
+                Some(_) => "from the published weights: packed ones are not packed again; it costs quality",
+                None => {
+                    "`tierkeep convert MODEL OUT --experts 4 --group 64 --scales f16`; it costs quality"
+                }
+            }
+            .to_owned(),
         })
     }
 
