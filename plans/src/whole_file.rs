@@ -38,7 +38,7 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// Whether [`write`] has a chance: what takes long to make should not be lost to a misspelt folder.
+/// Whether [`write()`] has a chance: what takes long to make should not be lost to a misspelt folder.
 /// Creates nothing.
 ///
 /// # Errors
