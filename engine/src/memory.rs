@@ -2,12 +2,9 @@
 //! made and refused where it would exceed its line. Knows no tensor and no layer.
 
 use memmap2::MmapMut;
-use tierkeep_plans::budget::{Ledger, Line};
+use tierkeep_plans::budget::{Ledger, Line, MAP_PAGE_BYTES};
 use tierkeep_plans::catalogue::TENSOR_ALIGN;
 use tierkeep_plans::units::{Bytes, round_up};
-
-/// No page of a system that we run on is smaller.
-const PAGE_BYTES: usize = 4096;
 
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +57,8 @@ impl Buffer {
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
             answer => return answer,
         }
-        map.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
+        // No page of a system that we run on is smaller.
+        map.iter_mut().step_by(MAP_PAGE_BYTES as usize).for_each(|byte| *byte = 0);
         Ok(())
     }
 

@@ -395,14 +395,19 @@ fn traffic(plan: &Plan, decode: &PhaseReport) -> TrafficReport {
     let given = fact.value().copied().filter(|rate| *rate > 0.0);
     let per_s = decode.tokens_per_s.map(|speed| speed * touched.as_f64());
     let memory_source = source_of(fact.source().as_str(), fact.detail(), given.is_some());
+    let reckoned = plan.prediction.expert_read_bytes_per_s();
     TrafficReport {
         touched_bytes_per_token: touched,
         touched_bytes_per_s: per_s,
         memory_bytes_per_s: given,
         memory_source,
         share: per_s.zip(given).map(|(touched, given)| touched / given),
-        disk_bytes_per_s: plan.prediction.expert_read_bytes_per_s(),
-        disk_source: "the plan's estimate: bytes of missed experts over their time".to_owned(),
+        disk_bytes_per_s: reckoned,
+        disk_source: match reckoned {
+            Some(_) => "the plan's estimate: bytes of missed experts over their time",
+            None => "the plan expects no reads of experts",
+        }
+        .to_owned(),
     }
 }
 
