@@ -20,13 +20,15 @@ use tierkeep_plans::budget::{DenseResidency, EmbeddingResidency, Line, Streamed}
 use tierkeep_plans::catalogue::{Catalogue, LayerTensor, Role};
 use tierkeep_plans::plan::{IoMode, Plan};
 use tierkeep_plans::planner::{self, Options};
+use tierkeep_plans::spec::Family;
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
 #[path = "support/faults.rs"]
 mod faults;
 use faults::{maps_files, takes_direct_reads};
 
-const FAMILIES: [&str; 3] = ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer"];
+const FAMILIES: [&str; 5] =
+    ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer", "deepseek_v3", "deepseek_v3-no-q-lora"];
 
 fn model(family: &str) -> Catalogue {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
@@ -138,6 +140,43 @@ fn every_family_equals_the_reference() {
         assert_eq!(report.layer_differences.len(), model.spec.n_layers);
         assert!(report.layer_differences.iter().all(|d| *d <= LOGIT_TOLERANCE), "{report:?}");
     }
+}
+
+/// Kimi-K2 is published in DeepSeek-V3's tensors and in the older form of its config: the same model under
+/// that name gives the same bits.
+#[test]
+fn kimi_k2_is_deepseek_v3_under_another_name() {
+    let whole = model("deepseek_v3");
+    let directory = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(&whole.directory).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), directory.path().join(file.file_name())).unwrap();
+    }
+    let path = directory.path().join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let fields = config.as_object_mut().unwrap();
+    let mut scaling = fields.remove("rope_parameters").unwrap();
+    let theta = scaling.as_object_mut().unwrap().remove("rope_theta").unwrap();
+    let kind = scaling.as_object_mut().unwrap().remove("rope_type").unwrap();
+    scaling["type"] = kind;
+    for derived in ["rope_interleave", "head_dim", "qk_head_dim"] {
+        fields.remove(derived).unwrap();
+    }
+    for (field, value) in [
+        ("model_type", "kimi_k2".into()),
+        ("num_nextn_predict_layers", 0.into()),
+        ("rope_theta", theta),
+        ("rope_scaling", scaling),
+        ("scoring_func", "sigmoid".into()),
+        ("topk_method", "noaux_tc".into()),
+    ] {
+        fields.insert(field.to_owned(), value);
+    }
+    std::fs::write(&path, config.to_string()).unwrap();
+    let kimi = Catalogue::open(directory.path()).unwrap();
+    assert_eq!(kimi.spec.family, Family::KimiK2);
+    assert!(all_logits(&kimi, PLAIN) == all_logits(&whole, PLAIN));
 }
 
 /// The reference with its own cache kept from token to token, where ties of the sparse indexer fall

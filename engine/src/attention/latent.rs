@@ -11,7 +11,7 @@ use super::{Small, indexer};
 use crate::compute::{Batch, Compute};
 use crate::error::EngineError;
 use crate::kv::LatentCache;
-use crate::weights::LatentWeights;
+use crate::weights::{LatentWeights, QueryWeights};
 use crate::workspace::LatentBuffers;
 
 /// See [`super::attend`].
@@ -45,7 +45,10 @@ pub(super) fn attend<'b>(
     heads(compute, (spec, weights), batch, cache, buffers)
 }
 
-/// Compressed query, queries and the batch's latents and rotary keys, which go to the cache.
+/// Queries, and the batch's latents and rotary keys, which go to the cache.
+///
+/// The query's scale is on both of its parts, the latent's on the latent and not on the rotary key
+/// (LongCat-Flash, section 2.2).
 fn project(
     compute: Compute<'_>,
     (spec, weights): (&LatentAttention, &LatentWeights),
@@ -58,17 +61,18 @@ fn project(
     let n = batch.len;
     let eps = spec.latent_norm_eps;
     let head = spec.qk_nope_head_dim + spec.qk_rope_head_dim;
-    let compressed = &mut buffers.compressed_query[..n * spec.q_lora_rank];
-    compute.product(weights.query_down, normed, n, compressed)?;
-    compute.rms_norm_rows(
-        weights.query_down_norm,
-        eps,
-        compressed,
-        spec.q_lora_rank,
-        small.norm,
-    )?;
     let query = &mut buffers.query[..n * spec.n_heads * head];
-    compute.product(weights.query_up, compressed, n, query)?;
+    match weights.query {
+        QueryWeights::Compressed { down, norm, up } => {
+            let rank = spec.q_lora_rank;
+            let compressed = &mut buffers.compressed_query[..n * rank];
+            compute.product(down, normed, n, compressed)?;
+            compute.rms_norm_rows(norm, eps, compressed, rank, small.norm)?;
+            compute.product(up, compressed, n, query)?;
+        }
+        QueryWeights::Direct(weight) => compute.product(weight, normed, n, query)?,
+    }
+    scale(query, spec.query_scale);
 
     let stride = spec.kv_lora_rank + spec.qk_rope_head_dim;
     let latent = &mut buffers.latent[..n * stride];
@@ -83,11 +87,21 @@ fn project(
             compute.rope.rotate(&mut head[spec.qk_nope_head_dim..], small.rotation);
         }
         let (latent, rotary) = row.split_at_mut(spec.kv_lora_rank);
+        scale(latent, spec.latent_scale);
         compute.rope.rotate(rotary, small.rotation);
         cache.latents.put(compute.kernels, position, latent);
         cache.rotary_keys.put(compute.kernels, position, rotary);
     }
     Ok(())
+}
+
+fn scale(x: &mut [f32], factor: f32) {
+    // Most families have no such factor, and a product with one changes no bit.
+    if factor.to_bits() != 1.0_f32.to_bits() {
+        for value in x {
+            *value *= factor;
+        }
+    }
 }
 
 /// Each (token, head) on its own: absorbed query, scores, softmax, weighted latent, values.

@@ -14,7 +14,7 @@ use super::resident::Copies;
 use super::streamed::{Unit, Units};
 use super::{
     AttentionWeights, Bound, DensePlan, FeedForwardWeights, GroupedWeights, HeadPiece, Home,
-    IndexerWeights, LatentWeights, LayerWeights, Place, SwiGlu, element_of,
+    IndexerWeights, LatentWeights, LayerWeights, Place, QueryWeights, SwiGlu, element_of,
 };
 use crate::error::EngineError;
 
@@ -188,10 +188,16 @@ impl<'a> Homes<'a> {
         let input_norm = bind(T::InputNorm)?;
         let post_attention_norm = bind(T::PostAttentionNorm)?;
         let attention = match &spec.attention {
-            AttentionSpec::Latent(_) => AttentionWeights::Latent(LatentWeights {
-                query_down: bind(T::QueryDown)?,
-                query_down_norm: bind(T::QueryDownNorm)?,
-                query_up: bind(T::QueryUp)?,
+            AttentionSpec::Latent(latent) => AttentionWeights::Latent(LatentWeights {
+                query: if latent.q_lora_rank > 0 {
+                    QueryWeights::Compressed {
+                        down: bind(T::QueryDown)?,
+                        norm: bind(T::QueryDownNorm)?,
+                        up: bind(T::QueryUp)?,
+                    }
+                } else {
+                    QueryWeights::Direct(bind(T::Query)?)
+                },
                 latent_down: bind(T::LatentDown)?,
                 latent_norm: bind(T::LatentNorm)?,
                 latent_up: bind(T::LatentUp)?,

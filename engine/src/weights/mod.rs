@@ -109,12 +109,19 @@ pub(crate) struct IndexerWeights {
     pub(crate) head_weights: Bound,
 }
 
+/// From the normed state to the queries of latent attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum QueryWeights {
+    /// By way of a compressed query, which is normed.
+    Compressed { down: Bound, norm: Bound, up: Bound },
+    /// In one product.
+    Direct(Bound),
+}
+
 /// Weights of latent attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatentWeights {
-    pub(crate) query_down: Bound,
-    pub(crate) query_down_norm: Bound,
-    pub(crate) query_up: Bound,
+    pub(crate) query: QueryWeights,
     pub(crate) latent_down: Bound,
     pub(crate) latent_norm: Bound,
     pub(crate) latent_up: Bound,
