@@ -26,7 +26,7 @@ use crate::rope::Rope;
 use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
 use crate::support::supports;
-use crate::weights::{DensePlan, Weights};
+use crate::weights::{DensePlan, FeedForwardWeights, RouterWeights, SwiGlu, Weights};
 use crate::workspace::{AttentionBuffers, Workspace};
 
 /// What this engine can execute beyond main memory, recency and pins.
@@ -235,7 +235,6 @@ impl Engine {
         self.weights.begin(if all_logits { batch.len } else { usize::from(is_last) });
         let mut expert_layer = 0;
         for layer in 0..self.spec.n_layers {
-            self.weights.enter(layer)?;
             self.layer(layer, batch, phase)?;
             // Before anyone looks at what may have been computed on zeros.
             self.weights.check_pages(&self.files)?;
@@ -265,8 +264,36 @@ impl Engine {
         }
     }
 
-    /// One decoder layer: attention and feed-forward, each behind a norm and added to the stream.
+    /// One decoder layer.
+    ///
+    /// A layer with a shortcut is two: its experts take the state of the first and are added after the
+    /// second (LongCat-Flash, section 2.1). Their routing is known a sub-block before they are needed.
     fn layer(&mut self, layer: usize, batch: Batch, phase: Phase) -> Result<(), EngineError> {
+        self.weights.enter(layer, 0)?;
+        self.attend(layer, 0, batch)?;
+        match self.weights.layers[layer].feed_forward {
+            FeedForwardWeights::Dense(dense) => self.dense(&dense, batch)?,
+            FeedForwardWeights::Experts { router, shared } => {
+                self.route(layer, &router, batch, phase)?;
+                self.experts(layer, shared.as_ref(), batch, phase)?;
+            }
+            FeedForwardWeights::Shortcut { router, dense: [first, second] } => {
+                self.route(layer, &router, batch, phase)?;
+                self.work.keep_normed(batch.len * self.spec.hidden_size);
+                self.dense(&first, batch)?;
+                self.weights.enter(layer, 1)?;
+                self.attend(layer, 1, batch)?;
+                self.dense(&second, batch)?;
+                self.work.restore_normed();
+                self.experts(layer, None, batch, phase)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention of a sub-block behind its norm, added to the stream; the norm of what comes of it is left
+    /// in `normed`.
+    fn attend(&mut self, layer: usize, block: usize, batch: Batch) -> Result<(), EngineError> {
         let n = batch.len * self.spec.hidden_size;
         let compute = Compute {
             kernels: self.kernels,
@@ -274,31 +301,77 @@ impl Engine {
             weights: &self.weights,
             rope: &self.rope,
         };
-        let weights = &self.weights.layers[layer];
+        let weights = &self.weights.layers[layer].blocks[block];
         let eps = self.spec.norm_eps;
-        {
-            let Workspace { states, normed, block, norm, rotation, attention, .. } = &mut self.work;
-            compute.rms_norm(weights.input_norm, eps, &states[..n], &mut normed[..n], norm)?;
-            let heads = attention::attend(
-                compute,
-                (&self.spec.attention, &weights.attention),
-                batch,
-                &normed[..n],
-                &mut self.kv.layers[layer],
-                attention,
-                &mut Small { norm, rotation },
-            )?;
-            compute.product(weights.attention_output, heads, batch.len, &mut block[..n])?;
-            ops::add_scaled(&mut states[..n], 1.0, &block[..n]);
-            compute.rms_norm(
-                weights.post_attention_norm,
-                eps,
-                &states[..n],
-                &mut normed[..n],
-                norm,
-            )?;
-        }
-        let mut experts = Experts {
+        let Workspace { states, normed, block: out, norm, rotation, attention, .. } =
+            &mut self.work;
+        compute.rms_norm(weights.input_norm, eps, &states[..n], &mut normed[..n], norm)?;
+        let heads = attention::attend(
+            compute,
+            (&self.spec.attention, &weights.attention),
+            batch,
+            &normed[..n],
+            self.kv.cache(layer, block),
+            attention,
+            &mut Small { norm, rotation },
+        )?;
+        compute.product(weights.attention_output, heads, batch.len, &mut out[..n])?;
+        ops::add_scaled(&mut states[..n], 1.0, &out[..n]);
+        compute.rms_norm(weights.post_attention_norm, eps, &states[..n], &mut normed[..n], norm)
+    }
+
+    /// A dense feed-forward on `normed`, added to the stream.
+    fn dense(&mut self, weights: &SwiGlu, batch: Batch) -> Result<(), EngineError> {
+        let compute = Compute {
+            kernels: self.kernels,
+            pool: &self.pool,
+            weights: &self.weights,
+            rope: &self.rope,
+        };
+        feed_forward::dense(compute, weights, batch, &self.spec, &mut self.work)?;
+        self.work.add_block(batch.len * self.spec.hidden_size);
+        Ok(())
+    }
+
+    /// Chooses the experts of each token by `normed`. From here on they are known.
+    fn route(
+        &mut self,
+        layer: usize,
+        router: &RouterWeights,
+        batch: Batch,
+        phase: Phase,
+    ) -> Result<(), EngineError> {
+        let (compute, experts, work) = self.with_experts(layer, phase);
+        feed_forward::choose(compute, router, batch, experts.spec, work)
+    }
+
+    /// The chosen experts and the shared ones on `normed`, added to the stream.
+    fn experts(
+        &mut self,
+        layer: usize,
+        shared: Option<&SwiGlu>,
+        batch: Batch,
+        phase: Phase,
+    ) -> Result<(), EngineError> {
+        let (compute, mut experts, work) = self.with_experts(layer, phase);
+        feed_forward::experts(compute, shared, batch, &mut experts, work)?;
+        work.add_block(batch.len * experts.spec.hidden_size);
+        Ok(())
+    }
+
+    /// What the experts of a layer are computed with, where they come from, and the buffers.
+    fn with_experts(
+        &mut self,
+        layer: usize,
+        phase: Phase,
+    ) -> (Compute<'_>, Experts<'_>, &mut Workspace) {
+        let compute = Compute {
+            kernels: self.kernels,
+            pool: &self.pool,
+            weights: &self.weights,
+            rope: &self.rope,
+        };
+        let experts = Experts {
             spec: &self.spec,
             store: &mut self.store,
             files: &self.files,
@@ -306,16 +379,7 @@ impl Engine {
             counts: self.counters.layer(phase, layer),
             layer,
         };
-        feed_forward::feed_forward(
-            compute,
-            &weights.feed_forward,
-            batch,
-            &mut experts,
-            &mut self.work,
-        )?;
-        let Workspace { states, block, .. } = &mut self.work;
-        ops::add_scaled(&mut states[..n], 1.0, &block[..n]);
-        Ok(())
+        (compute, experts, &mut self.work)
     }
 
     /// Final norm and head for one token of the batch.

@@ -13,7 +13,7 @@ use crate::error::EngineError;
 use crate::router;
 use crate::shard_io::ShardFiles;
 use crate::store::{Lease, Store};
-use crate::weights::{Bound, FeedForwardWeights, SwiGlu};
+use crate::weights::{Bound, RouterWeights, SwiGlu};
 use crate::workspace::Workspace;
 
 /// Most experts that a token may be routed to.
@@ -53,36 +53,60 @@ pub(crate) struct Experts<'a> {
     pub(crate) layer: usize,
 }
 
-/// Fills `work.block (batch, hidden)` from `work.normed (batch, hidden)`.
-pub(crate) fn feed_forward(
+/// Fills `work.block (batch, hidden)` from `work.normed (batch, hidden)` by a dense feed-forward.
+pub(crate) fn dense(
     compute: Compute<'_>,
-    weights: &FeedForwardWeights,
+    weights: &SwiGlu,
+    batch: Batch,
+    spec: &ArchSpec,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let Workspace { normed, inner, block, .. } = work;
+    let x = (&normed[..], spec.hidden_size);
+    swiglu(compute, weights, spec.dense_ff_size, batch.len, x, inner, block)
+}
+
+/// Fills `work.block (batch, hidden)` from `work.normed (batch, hidden)` by the experts in `work.chosen`
+/// and the shared ones.
+pub(crate) fn experts(
+    compute: Compute<'_>,
+    shared: Option<&SwiGlu>,
     batch: Batch,
     experts: &mut Experts<'_>,
     work: &mut Workspace,
 ) -> Result<(), EngineError> {
-    let n = batch.len;
-    let hidden = experts.spec.hidden_size;
-    match weights {
-        FeedForwardWeights::Dense(dense) => {
-            let Workspace { normed, inner, block, .. } = work;
-            swiglu(compute, dense, experts.spec.dense_ff_size, n, (normed, hidden), inner, block)
-        }
-        FeedForwardWeights::Experts { router, bias, shared } => {
-            choose(compute, *router, *bias, n, experts.spec, work)?;
-            work.block[..n * hidden].fill(0.0);
-            if n == 1 {
-                one_token(compute, experts, work)?
-            } else {
-                union(compute, n, experts, work)?
-            }
-            if let Some(shared) = shared {
-                let Workspace { normed, inner, gathered, block, .. } = work;
-                let ff_size = experts.spec.shared_ff_size;
-                swiglu(compute, shared, ff_size, n, (normed, hidden), inner, gathered)?;
-                ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
-            }
-            Ok(())
+    let (n, hidden) = (batch.len, experts.spec.hidden_size);
+    work.block[..n * hidden].fill(0.0);
+    if n == 1 {
+        one_token(compute, experts, work)?;
+    } else {
+        union(compute, n, experts, work)?;
+    }
+    zero_experts(experts.spec, n, work);
+    if let Some(shared) = shared {
+        let Workspace { normed, inner, gathered, block, .. } = work;
+        let ff_size = experts.spec.shared_ff_size;
+        swiglu(compute, shared, ff_size, n, (normed, hidden), inner, gathered)?;
+        ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
+    }
+    Ok(())
+}
+
+/// Experts without weights return their input (LongCat-Flash, section 2.1.1): nothing is looked up,
+/// read or counted. Their ids are above those of the others, so that they are added after them.
+fn zero_experts(spec: &ArchSpec, n: usize, work: &mut Workspace) {
+    let (router, hidden) = (&spec.router, spec.hidden_size);
+    if router.n_zero_experts == 0 {
+        return;
+    }
+    let Workspace { normed, chosen, chosen_weights, block, .. } = work;
+    let k = router.n_experts_active;
+    for token in 0..n {
+        let chosen = &chosen[token * k..(token + 1) * k];
+        let row = token * hidden..(token + 1) * hidden;
+        for rank in ascending(chosen).filter(|&rank| router.is_zero(chosen[rank])) {
+            let weight = chosen_weights[token * k + rank];
+            ops::add_scaled(&mut block[row.clone()], weight, &normed[row.clone()]);
         }
     }
 }
@@ -108,24 +132,23 @@ fn swiglu(
     compute.product(weights.down, gate, n, &mut out[..n * hidden])
 }
 
-/// Routes every token of the batch.
-fn choose(
+/// Routes every token of the batch by `work.normed`, into `work.chosen` and `work.chosen_weights`.
+pub(crate) fn choose(
     compute: Compute<'_>,
-    router: Bound,
-    bias: Option<Bound>,
-    n: usize,
+    router: &RouterWeights,
+    batch: Batch,
     spec: &ArchSpec,
     work: &mut Workspace,
 ) -> Result<(), EngineError> {
-    let (n_experts, k) = (spec.router.n_experts, spec.router.n_experts_active);
-    let scores = &mut work.router_scores[..n * n_experts];
-    compute.product(router, &work.normed[..n * spec.hidden_size], n, scores)?;
-    let bias = match bias {
+    let (n, n_outputs, k) = (batch.len, spec.router.n_outputs(), spec.router.n_experts_active);
+    let scores = &mut work.router_scores[..n * n_outputs];
+    compute.product(router.weight, &work.normed[..n * spec.hidden_size], n, scores)?;
+    let bias = match router.selection_bias {
         Some(bias) => Some(compute.weights.vector(compute.kernels, bias, &mut work.norm)?),
         None => None,
     };
     for ((scores, chosen), weights) in scores
-        .chunks_exact_mut(n_experts)
+        .chunks_exact_mut(n_outputs)
         .zip(work.chosen.chunks_exact_mut(k))
         .zip(work.chosen_weights.chunks_exact_mut(k))
     {
@@ -141,14 +164,19 @@ fn one_token(
     work: &mut Workspace,
 ) -> Result<(), EngineError> {
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
-    let k = experts.spec.router.n_experts_active;
+    let router = &experts.spec.router;
     let Workspace { normed, expert_inner, expert_output, chosen, chosen_weights, block, .. } = work;
+    let chosen = &chosen[..router.n_experts_active];
     let leases = &mut experts.lists.leases;
     leases.clear();
-    for &expert in &chosen[..k] {
+    for &expert in chosen.iter().filter(|&&expert| !router.is_zero(expert)) {
         let lease = experts.store.lease(experts.files, experts.layer, expert, true)?;
         experts.counts.add(expert, lease.tier());
         leases.push(lease);
+    }
+    let k = leases.len();
+    if k == 0 {
+        return Ok(());
     }
     let store = &*experts.store;
     let x = &normed[..hidden];
@@ -173,8 +201,10 @@ fn one_token(
     }
     let output = &mut expert_output[..k * hidden];
     compute.pool.matmul_many(compute.kernels, &jobs[..k], output);
-    for rank in ascending(&chosen[..k]) {
-        let output = &output[rank * hidden..(rank + 1) * hidden];
+    for rank in ascending(chosen).take(k) {
+        // Outputs are of those that have weights, in the order of their ranks.
+        let at = chosen[..rank].iter().filter(|&&expert| !router.is_zero(expert)).count();
+        let output = &output[at * hidden..(at + 1) * hidden];
         ops::add_scaled(&mut block[..hidden], chosen_weights[rank], output);
     }
     for lease in leases.drain(..) {
@@ -206,7 +236,10 @@ fn union(
     let ExpertLists { counts, union, keep, .. } = &mut *experts.lists;
     counts.fill(0);
     for &expert in &work.chosen[..n * k] {
-        counts[expert as usize] += 1;
+        // Those without weights have no count.
+        if let Some(count) = counts.get_mut(expert as usize) {
+            *count += 1;
+        }
     }
     union.clear();
     union.extend((0..counts.len() as u32).filter(|&e| counts[e as usize] > 0));

@@ -5,7 +5,7 @@
 
 use tierkeep_kernels::{ElementType, Kernels, Matrix, MatrixError};
 use tierkeep_plans::budget::{KvElement, Line};
-use tierkeep_plans::spec::{ArchSpec, AttentionSpec, IndexerKind};
+use tierkeep_plans::spec::{ArchSpec, AttentionSpec, IndexerKind, LayerSpec};
 
 use crate::error::EngineError;
 use crate::memory::{Account, Buffer};
@@ -60,7 +60,7 @@ pub(crate) struct GroupedCache {
     pub(crate) values: Rows,
 }
 
-/// The cache of one layer.
+/// The cache of one attention.
 #[derive(Debug)]
 pub(crate) enum LayerCache {
     Latent(LatentCache),
@@ -70,7 +70,10 @@ pub(crate) enum LayerCache {
 /// The caches of one sequence.
 #[derive(Debug)]
 pub(crate) struct KvCache {
-    pub(crate) layers: Vec<LayerCache>,
+    /// One for each attention: those of a layer follow each other.
+    pub(crate) caches: Vec<LayerCache>,
+    /// Where each layer's begin.
+    first: Vec<usize>,
     /// Positions filled.
     pub(crate) len: usize,
     /// Positions that there is room for.
@@ -90,9 +93,14 @@ impl KvCache {
             KvElement::Bf16 => ElementType::Bf16,
         };
         let mut rows = |line, rows, width| Rows::new(account, line, element, rows, width);
-        let layers = spec
-            .layers
-            .iter()
+        let mut first = Vec::with_capacity(spec.n_layers);
+        let mut attentions: Vec<&LayerSpec> = Vec::new();
+        for layer in &spec.layers {
+            first.push(attentions.len());
+            attentions.extend(std::iter::repeat_n(layer, layer.n_attentions()));
+        }
+        let caches = attentions
+            .into_iter()
             .map(|layer| match &spec.attention {
                 AttentionSpec::Latent(a) => Ok(LayerCache::Latent(LatentCache {
                     latents: rows(Line::KvCache, context, a.kv_lora_rank)?,
@@ -110,6 +118,11 @@ impl KvCache {
                 })),
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { layers, len: 0, context })
+        Ok(Self { caches, first, len: 0, context })
+    }
+
+    /// The cache of a layer's attention, by its sub-block.
+    pub(crate) fn cache(&mut self, layer: usize, block: usize) -> &mut LayerCache {
+        &mut self.caches[self.first[layer] + block]
     }
 }

@@ -1,14 +1,16 @@
 //! The router: from a layer's router logits to the experts of a token and their weights.
 
+use std::ops::Range;
+
 use tierkeep_kernels::ops;
-use tierkeep_plans::spec::{RouterScoring, RouterSpec};
+use tierkeep_plans::spec::{GroupScore, RouterScoring, RouterSpec};
 
 /// Chooses the experts of one token.
 ///
-/// `scores` `(n_experts)` comes as logits and is left as scores. The bias takes part in the choice
+/// `scores` `(n_outputs)` comes as logits and is left as scores. The bias takes part in the choice
 /// and not in the weights (DeepSeek-V3, section 2.1.2); with groups, only experts of the best
-/// groups can be chosen, a group's score being the sum of its two best. `chosen` and `weights`
-/// `(n_experts_active)` come out in descending weight, ties by lower id.
+/// groups can be chosen. `chosen` and `weights` `(n_experts_active)` come out in descending weight, ties by
+/// lower id. Outputs from `n_experts` on are experts without weights, chosen as the others are.
 pub(crate) fn route(
     spec: &RouterSpec,
     bias: Option<&[f32]>,
@@ -26,18 +28,22 @@ pub(crate) fn route(
         RouterScoring::Softmax | RouterScoring::SoftmaxOfChosen => ops::softmax_in_place(scores),
     }
     let selection = |expert: usize| scores[expert] + bias.map_or(0.0, |b| b[expert]);
-    for rank in 0..chosen.len() {
-        let (taken, rest) = chosen.split_at_mut(rank);
-        let mut best: Option<usize> = None;
-        for expert in 0..spec.n_experts {
-            let open = !taken.contains(&(expert as u32)) && group_is_open(spec, expert, &selection);
-            let better = best.is_none_or(|b| selection(expert).total_cmp(&selection(b)).is_gt());
-            if open && better {
-                best = Some(expert);
+    // The best so far in descending order; of equals the first stays before the others.
+    let mut found = 0;
+    for group in (0..spec.n_groups).filter(|&group| group_is_open(spec, group, &selection)) {
+        for expert in group_of(spec, group) {
+            let score = selection(expert);
+            let is_better = |other: u32| score.total_cmp(&selection(other as usize)).is_gt();
+            let mut at = found;
+            while at > 0 && is_better(chosen[at - 1]) {
+                at -= 1;
+            }
+            found = (found + 1).min(chosen.len());
+            if at < found {
+                chosen[at..found].rotate_right(1);
+                chosen[at] = expert as u32;
             }
         }
-        // The config guarantees that the open groups hold enough experts.
-        rest[0] = best.unwrap_or(0) as u32;
     }
     for (weight, expert) in weights.iter_mut().zip(chosen.iter()) {
         *weight = scores[*expert as usize];
@@ -54,16 +60,21 @@ pub(crate) fn route(
     sort_by_weight(chosen, weights);
 }
 
-/// Whether an expert's group is among the selected ones: fewer than `n_groups_active` groups are
-/// better, ties going to the lower group.
-fn group_is_open(spec: &RouterSpec, expert: usize, selection: &impl Fn(usize) -> f32) -> bool {
+/// Outputs of a group.
+fn group_of(spec: &RouterSpec, group: usize) -> Range<usize> {
+    let size = spec.n_outputs() / spec.n_groups;
+    group * size..(group + 1) * size
+}
+
+/// Whether a group is among the selected ones: fewer than `n_groups_active` groups are better, ties going
+/// to the lower group.
+fn group_is_open(spec: &RouterSpec, own: usize, selection: &impl Fn(usize) -> f32) -> bool {
     if spec.n_groups_active >= spec.n_groups {
         return true;
     }
-    let size = spec.n_experts / spec.n_groups;
     let group_score = |group: usize| {
         let mut best = [f32::NEG_INFINITY; 2];
-        for expert in group * size..(group + 1) * size {
+        for expert in group_of(spec, group) {
             let score = selection(expert);
             if score > best[0] {
                 best = [score, best[0]];
@@ -71,9 +82,11 @@ fn group_is_open(spec: &RouterSpec, expert: usize, selection: &impl Fn(usize) ->
                 best[1] = score;
             }
         }
-        if size == 1 { best[0] } else { best[0] + best[1] }
+        match spec.group_score {
+            GroupScore::BestTwo if group_of(spec, group).len() > 1 => best[0] + best[1],
+            GroupScore::BestTwo | GroupScore::Best => best[0],
+        }
     };
-    let own = expert / size;
     let own_score = group_score(own);
     let better = (0..spec.n_groups)
         .filter(|&group| {
@@ -103,7 +116,6 @@ fn sort_by_weight(chosen: &mut [u32], weights: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tierkeep_plans::spec::GroupScore;
 
     fn spec(n_experts: usize, active: usize) -> RouterSpec {
         RouterSpec {
@@ -149,6 +161,36 @@ mod tests {
         let (mut chosen, mut weights) = ([0; 2], [0.0; 2]);
         route(&spec, None, &mut scores, &mut chosen, &mut weights);
         assert_eq!(chosen, [2, 3]);
+    }
+
+    #[test]
+    fn a_group_can_be_worth_its_best() {
+        let group_score = GroupScore::Best;
+        let spec = RouterSpec { n_groups: 3, n_groups_active: 1, group_score, ..spec(6, 2) };
+        let mut scores = [3.0, -9.0, 2.0, 2.0, 1.0, 1.0];
+        let (mut chosen, mut weights) = ([0; 2], [0.0; 2]);
+        route(&spec, None, &mut scores, &mut chosen, &mut weights);
+        assert_eq!(chosen, [0, 1]);
+    }
+
+    /// A softmax over all outputs, the bias in the choice alone, no renormalisation, the scale last.
+    #[test]
+    fn experts_without_weights_are_chosen_as_the_others_are() {
+        let spec = RouterSpec {
+            n_zero_experts: 2,
+            scoring: RouterScoring::Softmax,
+            renormalise: false,
+            scale: 6.0,
+            ..spec(3, 2)
+        };
+        let mut scores = [0.0, 1.0, 0.5, 0.0, 2.0];
+        let (mut chosen, mut weights) = ([0; 2], [0.0; 2]);
+        let bias = [0.0, 0.0, 0.0, 9.0, 0.0];
+        route(&spec, Some(&bias), &mut scores, &mut chosen, &mut weights);
+        assert_eq!(chosen, [4, 3]);
+        let sum: f32 = [0.0f32, 1.0, 0.5, 0.0, 2.0].map(f32::exp).iter().sum();
+        assert!((weights[0] - 6.0 * 2.0f32.exp() / sum).abs() < 1e-5, "{weights:?}");
+        assert!((weights[1] - 6.0 / sum).abs() < 1e-5, "{weights:?}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The buffers of the forward pass, allocated once against the activations line. Owns their shapes;
 //! the arithmetic is in `attention` and `feed_forward`.
 
+use tierkeep_kernels::ops;
 use tierkeep_plans::budget::Line;
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec};
 
@@ -93,6 +94,9 @@ pub(crate) struct Workspace {
     pub(crate) states: Vec<f32>,
     /// `(batch, hidden)`: its norm.
     pub(crate) normed: Vec<f32>,
+    /// `(batch, hidden)`: the norm that experts take, while a second sub-block uses the other. Empty
+    /// where no layer has one.
+    pub(crate) waiting: Vec<f32>,
     /// `(batch, hidden)`: what a block adds to it.
     pub(crate) block: Vec<f32>,
     /// `(batch, hidden)`: the tokens of one expert, or the shared experts' output.
@@ -103,7 +107,7 @@ pub(crate) struct Workspace {
     pub(crate) expert_inner: Vec<f32>,
     /// `(rows, hidden)`: outputs of routed experts.
     pub(crate) expert_output: Vec<f32>,
-    /// `(batch, n_experts)`.
+    /// `(batch, n_outputs)`: of the router, experts without weights included.
     pub(crate) router_scores: Vec<f32>,
     /// `(batch, n_experts_active)`, in descending router weight, ties by lower id.
     pub(crate) chosen: Vec<u32>,
@@ -139,19 +143,37 @@ impl Workspace {
         Ok(Self {
             states: floats(batch * hidden)?,
             normed: floats(batch * hidden)?,
+            waiting: floats(if spec.has_shortcut() { batch * hidden } else { 0 })?,
             block: floats(batch * hidden)?,
             gathered: floats(batch * hidden)?,
             inner: floats(2 * batch * spec.dense_ff_size.max(spec.shared_ff_size))?,
             expert_inner: floats(2 * rows * spec.expert_ff_size)?,
             expert_output: floats(rows * hidden)?,
-            router_scores: floats(batch * spec.router.n_experts)?,
+            router_scores: floats(batch * spec.router.n_outputs())?,
             chosen_weights: floats(batch * n_active)?,
-            norm: floats(widest.max(hidden).max(spec.router.n_experts))?,
+            norm: floats(widest.max(hidden).max(spec.router.n_outputs()))?,
             rotation: floats(spec.rope.dim)?,
             logits: floats(spec.vocab_size)?,
             attention: AttentionBuffers::new(spec, batch, context, threads, account)?,
             chosen: account.elements(Line::Activations, batch * n_active)?,
         })
+    }
+}
+
+impl Workspace {
+    /// Adds the first `n` elements of what a block made to the stream.
+    pub(crate) fn add_block(&mut self, n: usize) {
+        ops::add_scaled(&mut self.states[..n], 1.0, &self.block[..n]);
+    }
+
+    /// Keeps the first `n` elements of the norm for experts that take it after another sub-block.
+    pub(crate) fn keep_normed(&mut self, n: usize) {
+        self.waiting[..n].copy_from_slice(&self.normed[..n]);
+    }
+
+    /// Brings back what was kept.
+    pub(crate) fn restore_normed(&mut self) {
+        std::mem::swap(&mut self.normed, &mut self.waiting);
     }
 }
 

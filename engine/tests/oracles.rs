@@ -27,8 +27,14 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 mod faults;
 use faults::{maps_files, takes_direct_reads};
 
-const FAMILIES: [&str; 5] =
-    ["olmoe", "glm_moe_dsa", "glm_moe_dsa-shared-indexer", "deepseek_v3", "deepseek_v3-no-q-lora"];
+const FAMILIES: [&str; 6] = [
+    "olmoe",
+    "glm_moe_dsa",
+    "glm_moe_dsa-shared-indexer",
+    "deepseek_v3",
+    "deepseek_v3-no-q-lora",
+    "longcat_flash",
+];
 
 fn model(family: &str) -> Catalogue {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);

@@ -379,6 +379,12 @@ impl RouterSpec {
         self.n_experts + self.n_zero_experts
     }
 
+    /// Whether an output of the router is an expert without weights.
+    #[must_use]
+    pub fn is_zero(&self, output: u32) -> bool {
+        output as usize >= self.n_experts
+    }
+
     /// Experts with weights that a token is expected to use: all of the chosen, or, where some
     /// experts have no weights, their share. LongCat-Flash is trained to that share: 8 of its 12 on
     /// average.
@@ -411,6 +417,12 @@ pub enum RouterScoring {
 }
 
 impl ArchSpec {
+    /// Whether experts of some layer are added after a second sub-block.
+    #[must_use]
+    pub fn has_shortcut(&self) -> bool {
+        self.layers.iter().any(|layer| layer.feed_forward == FeedForward::Shortcut)
+    }
+
     /// What a layer holds; layers after the last decoder layer are multi-token-prediction ones.
     #[must_use]
     pub fn layer(&self, layer: usize) -> Option<LayerSpec> {

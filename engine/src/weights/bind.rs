@@ -7,16 +7,20 @@ use tierkeep_plans::budget::{DenseResidency, resident_tensors};
 use tierkeep_plans::catalogue::{
     Catalogue, LayerTensor, Projection, Role, Span, TENSOR_ALIGN, Tensor,
 };
-use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, QkNorm};
+use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, LayerSpec, QkNorm};
 use tierkeep_plans::units::round_up;
 
 use super::resident::Copies;
 use super::streamed::{Unit, Units};
 use super::{
-    AttentionWeights, Bound, DensePlan, FeedForwardWeights, GroupedWeights, HeadPiece, Home,
-    IndexerWeights, LatentWeights, LayerWeights, Place, QueryWeights, SwiGlu, element_of,
+    AttentionWeights, BlockWeights, Bound, DensePlan, FeedForwardWeights, GroupedWeights,
+    HeadPiece, Home, IndexerWeights, LatentWeights, LayerWeights, Place, QueryWeights,
+    RouterWeights, SwiGlu, element_of,
 };
 use crate::error::EngineError;
+
+/// A sub-block of a layer, by both their numbers; a layer without any is one.
+type Part = (usize, usize);
 
 /// Binds roles to places, as the plan has them.
 pub(super) struct Homes<'a> {
@@ -27,6 +31,8 @@ pub(super) struct Homes<'a> {
     bindable: HashMap<Role, &'a Tensor>,
     copies: Copies,
     windows: Vec<Span>,
+    /// The first unit of each layer that is streamed: one for each of its sub-blocks.
+    first_units: Vec<Option<usize>>,
     units: Units,
 }
 
@@ -39,8 +45,16 @@ impl<'a> Homes<'a> {
             .collect();
         // A buffer for each layer, and one for what belongs to no layer.
         let copies = Copies::new(model.spec.n_layers + 1);
-        let units = Units::new(plan.streamed.layers.len());
-        Self { model, plan, by_role, bindable, copies, windows: Vec::new(), units }
+        let mut n_units = 0;
+        let first_units = (0..model.spec.n_layers).map(|layer| {
+            let is_streamed = plan.streamed.layers.binary_search(&(layer as u32)).is_ok();
+            let first = n_units;
+            n_units += if is_streamed { model.spec.layers[layer].n_attentions() } else { 0 };
+            is_streamed.then_some(first)
+        });
+        let first_units = first_units.collect();
+        let units = Units::new(n_units);
+        Self { model, plan, by_role, bindable, copies, windows: Vec::new(), first_units, units }
     }
 
     /// What is copied, what is mapped, and what is streamed.
@@ -50,11 +64,12 @@ impl<'a> Homes<'a> {
 
     /// Whether each layer is streamed.
     pub(super) fn is_streamed(&self) -> Vec<bool> {
-        (0..self.model.spec.n_layers).map(|layer| self.unit_of(layer).is_some()).collect()
+        self.first_units.iter().map(Option::is_some).collect()
     }
 
-    fn unit_of(&self, layer: usize) -> Option<usize> {
-        self.plan.streamed.layers.binary_search(&(layer as u32)).ok()
+    /// The unit that a part of a layer is streamed in, if it is.
+    fn unit_of(&self, (layer, block): Part) -> Option<usize> {
+        Some((*self.first_units.get(layer)?)? + block)
     }
 
     fn unbound(&self, role: Role) -> EngineError {
@@ -63,8 +78,10 @@ impl<'a> Homes<'a> {
 
     fn bind(&mut self, role: Role) -> Result<Bound, EngineError> {
         let tensor = *self.bindable.get(&role).ok_or_else(|| self.unbound(role))?;
-        let layer = match role {
-            Role::Layer { layer, .. } | Role::SubBlock { layer, .. } => Some(layer as usize),
+        let part = match role {
+            // Routers of layers with sub-blocks are the first one's.
+            Role::Layer { layer, .. } => Some((layer as usize, 0)),
+            Role::SubBlock { layer, block, .. } => Some((layer as usize, block as usize)),
             Role::Embedding | Role::Head | Role::FinalNorm => None,
             // Routed experts are `store`'s, and padding is nobody's.
             Role::Expert { .. } | Role::FusedExperts { .. } | Role::Padding => {
@@ -72,31 +89,31 @@ impl<'a> Homes<'a> {
             }
         };
         Ok(Bound {
-            weight: self.place(layer, tensor.weight),
-            scales: self.scales(layer, tensor.scales),
+            weight: self.place(part, tensor.weight),
+            scales: self.scales(part, tensor.scales),
             element: element_of(tensor.stored)?,
             rows: tensor.rows as usize,
             cols: tensor.cols as usize,
         })
     }
 
-    fn scales(&mut self, layer: Option<usize>, scales: Option<Span>) -> Place {
+    fn scales(&mut self, part: Option<Part>, scales: Option<Span>) -> Place {
         match scales {
-            Some(span) => self.place(layer, span),
+            Some(span) => self.place(part, span),
             None => Place { home: Home::Buffer(self.model.spec.n_layers), start: 0, end: 0 },
         }
     }
 
     /// A place for a part of a layer's weight, or of one that belongs to no layer.
-    fn place(&mut self, layer: Option<usize>, span: Span) -> Place {
+    fn place(&mut self, part: Option<Part>, span: Span) -> Place {
         let bytes = span.bytes as usize;
-        if let Some(unit) = layer.and_then(|layer| self.unit_of(layer)) {
-            let start = self.units.layer_mut(unit).add(span);
+        if let Some(unit) = part.and_then(|part| self.unit_of(part)) {
+            let start = self.units.part_mut(unit).add(span);
             return Place { home: Home::Stream, start, end: start + bytes };
         }
         match self.plan.residency {
             DenseResidency::Resident => {
-                let buffer = layer.unwrap_or(self.model.spec.n_layers);
+                let buffer = part.map_or(self.model.spec.n_layers, |(layer, _)| layer);
                 let start = self.copies.add(buffer, span);
                 Place { home: Home::Buffer(buffer), start, end: start + bytes }
             }
@@ -168,11 +185,10 @@ impl<'a> Homes<'a> {
 
     fn swiglu(
         &mut self,
-        layer: usize,
+        role: impl Fn(LayerTensor) -> Role,
         of: fn(Projection) -> LayerTensor,
     ) -> Result<SwiGlu, EngineError> {
-        let mut bind =
-            |projection| self.bind(Role::Layer { layer: layer as u32, tensor: of(projection) });
+        let mut bind = |projection| self.bind(role(of(projection)));
         Ok(SwiGlu {
             gate: bind(Projection::Gate)?,
             up: bind(Projection::Up)?,
@@ -184,7 +200,56 @@ impl<'a> Homes<'a> {
     pub(super) fn layer(&mut self, layer: usize) -> Result<LayerWeights, EngineError> {
         use LayerTensor as T;
         let spec = &self.model.spec;
-        let mut bind = |tensor| self.bind(Role::Layer { layer: layer as u32, tensor });
+        let kind = spec.layers[layer];
+        let number = layer as u32;
+        let whole = |tensor| Role::Layer { layer: number, tensor };
+        match kind.feed_forward {
+            FeedForward::Dense => Ok(LayerWeights {
+                blocks: vec![self.block(kind, whole)?],
+                feed_forward: FeedForwardWeights::Dense(self.swiglu(whole, T::Dense)?),
+            }),
+            FeedForward::Experts => {
+                let blocks = vec![self.block(kind, whole)?];
+                let router = self.router(whole)?;
+                let shared = match spec.shared_ff_size {
+                    0 => None,
+                    _ => Some(self.swiglu(whole, T::Shared)?),
+                };
+                let feed_forward = FeedForwardWeights::Experts { router, shared };
+                Ok(LayerWeights { blocks, feed_forward })
+            }
+            FeedForward::Shortcut => {
+                let first = |tensor| Role::SubBlock { layer: number, block: 0, tensor };
+                let second = |tensor| Role::SubBlock { layer: number, block: 1, tensor };
+                let blocks = vec![self.block(kind, first)?, self.block(kind, second)?];
+                let router = self.router(whole)?;
+                let dense = [self.swiglu(first, T::Dense)?, self.swiglu(second, T::Dense)?];
+                let feed_forward = FeedForwardWeights::Shortcut { router, dense };
+                Ok(LayerWeights { blocks, feed_forward })
+            }
+        }
+    }
+
+    fn router(&mut self, role: impl Fn(LayerTensor) -> Role) -> Result<RouterWeights, EngineError> {
+        let has_bias = self.model.spec.router.selection_bias;
+        Ok(RouterWeights {
+            weight: self.bind(role(LayerTensor::Router))?,
+            selection_bias: match has_bias {
+                true => Some(self.bind(role(LayerTensor::RouterBias))?),
+                false => None,
+            },
+        })
+    }
+
+    /// Binds the norms and the attention of a layer, or of one of its sub-blocks.
+    fn block(
+        &mut self,
+        layer: LayerSpec,
+        role: impl Fn(LayerTensor) -> Role,
+    ) -> Result<BlockWeights, EngineError> {
+        use LayerTensor as T;
+        let spec = &self.model.spec;
+        let mut bind = |tensor| self.bind(role(tensor));
         let input_norm = bind(T::InputNorm)?;
         let post_attention_norm = bind(T::PostAttentionNorm)?;
         let attention = match &spec.attention {
@@ -201,7 +266,7 @@ impl<'a> Homes<'a> {
                 latent_down: bind(T::LatentDown)?,
                 latent_norm: bind(T::LatentNorm)?,
                 latent_up: bind(T::LatentUp)?,
-                indexer: match spec.layers[layer].indexer {
+                indexer: match layer.indexer {
                     IndexerKind::None | IndexerKind::Shared => None,
                     IndexerKind::Full => Some(IndexerWeights {
                         query: bind(T::IndexerQuery)?,
@@ -226,25 +291,6 @@ impl<'a> Homes<'a> {
             }),
         };
         let attention_output = bind(T::AttentionOutput)?;
-        let feed_forward = match spec.layers[layer].feed_forward {
-            FeedForward::Dense => FeedForwardWeights::Dense(self.swiglu(layer, T::Dense)?),
-            // `supports` refuses the shortcut.
-            FeedForward::Experts | FeedForward::Shortcut => FeedForwardWeights::Experts {
-                router: bind(T::Router)?,
-                bias: if spec.router.selection_bias { Some(bind(T::RouterBias)?) } else { None },
-                shared: if spec.shared_ff_size > 0 {
-                    Some(self.swiglu(layer, T::Shared)?)
-                } else {
-                    None
-                },
-            },
-        };
-        Ok(LayerWeights {
-            input_norm,
-            post_attention_norm,
-            attention,
-            attention_output,
-            feed_forward,
-        })
+        Ok(BlockWeights { input_norm, post_attention_norm, attention, attention_output })
     }
 }

@@ -147,20 +147,44 @@ pub(crate) enum AttentionWeights {
     Grouped(GroupedWeights),
 }
 
-/// Dense weights of a layer's feed-forward half.
+/// Weights of a router.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum FeedForwardWeights {
-    Dense(SwiGlu),
-    Experts { router: Bound, bias: Option<Bound>, shared: Option<SwiGlu> },
+pub(crate) struct RouterWeights {
+    pub(crate) weight: Bound,
+    /// Takes part in the choice and not in the weights.
+    pub(crate) selection_bias: Option<Bound>,
 }
 
-/// Dense weights of one layer.
+/// Dense weights of a layer's feed-forward half.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerWeights {
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
+pub(crate) enum FeedForwardWeights {
+    Dense(SwiGlu),
+    Experts {
+        router: RouterWeights,
+        shared: Option<SwiGlu>,
+    },
+    /// A dense feed-forward in each sub-block, and experts that span both.
+    Shortcut {
+        router: RouterWeights,
+        dense: [SwiGlu; 2],
+    },
+}
+
+/// Attention of a sub-block between its norms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockWeights {
     pub(crate) input_norm: Bound,
     pub(crate) post_attention_norm: Bound,
     pub(crate) attention: AttentionWeights,
     pub(crate) attention_output: Bound,
+}
+
+/// Dense weights of one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerWeights {
+    /// One, or those of each sub-block.
+    pub(crate) blocks: Vec<BlockWeights>,
     pub(crate) feed_forward: FeedForwardWeights,
 }
 
@@ -286,8 +310,10 @@ impl Weights {
         }
     }
 
-    /// Makes the weights of a layer available; layers are entered in ascending order.
-    pub(crate) fn enter(&mut self, layer: usize) -> Result<(), EngineError> {
+    /// Makes the weights of a sub-block of a layer available, and no longer those of the one before. They
+    /// are entered in ascending order; a layer without sub-blocks is one.
+    pub(crate) fn enter(&mut self, layer: usize, block: usize) -> Result<(), EngineError> {
+        debug_assert!(block < self.layers[layer].blocks.len());
         match &mut self.stream {
             Some(stream) if self.is_streamed[layer] => stream.advance(),
             Some(_) | None => Ok(()),

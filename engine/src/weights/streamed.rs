@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::memory::{Account, Buffer};
 use crate::shard_io::{ReadError, ReadFor, ShardFiles};
 
-/// What is read together: a layer, or some rows of the head.
+/// What is read together: a layer or a sub-block of one, or some rows of the head.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unit {
     /// Place in the buffer, place on disk.
@@ -35,24 +35,26 @@ impl Unit {
     }
 }
 
-/// Everything that is streamed: layers in ascending order, then the head piece by piece.
+/// Everything that is streamed: layers in ascending order, sub-block by sub-block where they have any, then
+/// the head piece by piece.
 #[derive(Debug)]
 pub(super) struct Units {
     all: Vec<Unit>,
-    n_layers: usize,
+    /// How many are of layers.
+    n_parts: usize,
 }
 
 impl Units {
-    /// So many layers, each empty, and no head.
-    pub(super) fn new(n_layers: usize) -> Self {
-        Self { all: vec![Unit::default(); n_layers], n_layers }
+    /// So many parts of layers, each empty, and no head.
+    pub(super) fn new(n_parts: usize) -> Self {
+        Self { all: vec![Unit::default(); n_parts], n_parts }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    pub(super) fn layer_mut(&mut self, at: usize) -> &mut Unit {
+    pub(super) fn part_mut(&mut self, at: usize) -> &mut Unit {
         &mut self.all[at]
     }
 
@@ -60,23 +62,23 @@ impl Units {
         self.all.push(piece);
     }
 
-    /// What a buffer must hold: the largest layer. Pieces of the head are made to fit.
+    /// What a buffer must hold: the largest part of a layer. Pieces of the head are made to fit.
     pub(super) fn buffer_bytes(&self) -> u64 {
-        self.all[..self.n_layers].iter().map(|unit| unit.bytes).max().unwrap_or(0)
+        self.all[..self.n_parts].iter().map(|unit| unit.bytes).max().unwrap_or(0)
     }
 
     /// The unit at a position of a pass: the head's pieces follow the layers as often as it is computed.
     fn at(&self, position: usize) -> &Unit {
-        let n_pieces = (self.all.len() - self.n_layers).max(1);
-        match position.checked_sub(self.n_layers) {
+        let n_pieces = (self.all.len() - self.n_parts).max(1);
+        match position.checked_sub(self.n_parts) {
             None => &self.all[position],
-            Some(past) => &self.all[self.n_layers + past % n_pieces],
+            Some(past) => &self.all[self.n_parts + past % n_pieces],
         }
     }
 
     /// Positions of a pass in which the head is computed `n_heads` times.
     fn length(&self, n_heads: usize) -> usize {
-        self.n_layers + n_heads * (self.all.len() - self.n_layers)
+        self.n_parts + n_heads * (self.all.len() - self.n_parts)
     }
 }
 
@@ -296,7 +298,7 @@ mod tests {
         let ledger = Ledger(vec![LedgerLine { line, bytes: Bytes(256), note: String::new() }]);
         let mut units = Units::new(3);
         let span = |at: u64| Span { shard: 0, offset: at * 100, bytes: 100 };
-        (0..3).for_each(|at| _ = units.layer_mut(at).add(span(at as u64)));
+        (0..3).for_each(|at| _ = units.part_mut(at).add(span(at as u64)));
         for at in 3..5 {
             let mut piece = Unit::default();
             piece.add(span(at));

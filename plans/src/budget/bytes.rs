@@ -39,12 +39,22 @@ impl PartBytes {
 pub struct LayerBytes {
     /// Everything but routed experts.
     pub dense: PartBytes,
+    /// Bytes in memory of each of its sub-blocks; a layer without any is the first.
+    pub blocks: [u64; 2],
     /// A slot that can hold any of its routed experts; 0 where it has none.
     pub slot: u64,
     /// Number of its routed experts.
     pub n_experts: u32,
     /// Bytes of one of its routed experts on the mean, as read from disk.
     pub expert_read: u64,
+}
+
+impl LayerBytes {
+    /// Bytes in memory of the largest part that is read at once where the layer is streamed.
+    #[must_use]
+    pub fn largest_block(&self) -> u64 {
+        self.blocks.into_iter().max().unwrap_or(0)
+    }
 }
 
 /// The parts of a model.
@@ -119,12 +129,18 @@ impl<'a> ModelBytes<'a> {
             Role::Head => self.own_head.add(tensor),
             Role::FinalNorm => self.final_norm.add(tensor),
             // Multi-token-prediction layers lie past the last decoder layer and are not loaded.
-            Role::Layer { layer, .. } | Role::SubBlock { layer, .. } => {
-                if let Some(bytes) = self.layers.get_mut(layer as usize) {
-                    bytes.dense.add(tensor);
-                }
-            }
+            // The router of a layer with sub-blocks is the first one's.
+            Role::Layer { layer, .. } => self.add_to_layer(layer, 0, tensor),
+            Role::SubBlock { layer, block, .. } => self.add_to_layer(layer, block, tensor),
             Role::Expert { .. } | Role::FusedExperts { .. } | Role::Padding => {}
+        }
+    }
+
+    fn add_to_layer(&mut self, layer: u32, block: u8, tensor: &Tensor) {
+        let Some(bytes) = self.layers.get_mut(layer as usize) else { return };
+        bytes.dense.add(tensor);
+        if let Some(block) = bytes.blocks.get_mut(usize::from(block)) {
+            *block = block.saturating_add(tensor.resident_bytes().0);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EmbeddingResidency, Holding, ModelBytes, shape};
+use super::{EmbeddingResidency, Holding, LayerBytes, ModelBytes, shape};
 use crate::catalogue::{Catalogue, Role, Span, Tensor};
 use crate::units::{Bytes, counted, round_up};
 
@@ -136,10 +136,10 @@ pub fn mapped_ranges(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
     ranges
 }
 
-/// Two buffers of the largest layer that passes through them.
+/// Two buffers of the largest part that passes through them: a layer, or a sub-block of one.
 pub(super) fn stream_buffer_bytes(sums: &ModelBytes<'_>, streamed: &Streamed) -> u64 {
     let layers = streamed.layers.iter().filter_map(|&l| sums.layers.get(l as usize));
-    layers.map(|l| l.dense.resident).max().unwrap_or(0).saturating_mul(2)
+    layers.map(LayerBytes::largest_block).max().unwrap_or(0).saturating_mul(2)
 }
 
 pub(super) fn stream_note(sums: &ModelBytes<'_>, streamed: &Streamed) -> String {

@@ -3,7 +3,7 @@
 
 use super::{KvElement, Workload};
 use crate::catalogue::TENSOR_ALIGN;
-use crate::spec::{ArchSpec, AttentionSpec, FeedForward, IndexerKind, LayerSpec};
+use crate::spec::{ArchSpec, AttentionSpec, IndexerKind, LayerSpec};
 use crate::units::{Bytes, round_up};
 
 /// Widths of the two things that a layer caches of each token: latent and rotary key, or keys and
@@ -115,7 +115,7 @@ pub(super) fn sum(parts: impl Iterator<Item = u64>) -> u64 {
 /// residual, normed, block output and gathered inputs `4 B hidden`; expert inner `2 R expert_ff` and
 /// outputs `R hidden`; dense or shared inner `2 B ff`; router `B (outputs + 2 k)`; the buffers of
 /// the attention kind; a norm's weights; logits `vocab`. Where experts are added after a second
-/// sub-block, their sum waits for it: `B hidden` more.
+/// sub-block, the state that they take waits for it: `B hidden` more.
 #[must_use]
 pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
     let hidden = spec.hidden_size as u64;
@@ -123,11 +123,7 @@ pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
     let n_active = spec.router.n_experts_active as u64;
     let rows = batch.max(n_active);
     let inner = spec.dense_ff_size.max(spec.shared_ff_size) as u64;
-    let waiting = if spec.layers.iter().any(|l| l.feed_forward == FeedForward::Shortcut) {
-        hidden
-    } else {
-        0
-    };
+    let waiting = if spec.has_shortcut() { hidden } else { 0 };
     let per_token =
         4 * hidden + waiting + 2 * inner + spec.router.n_outputs() as u64 + 2 * n_active;
     let per_row = 2 * spec.expert_ff_size as u64 + hidden;

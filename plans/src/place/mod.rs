@@ -256,7 +256,7 @@ impl<'a> Frame<'a> {
         let on_card = |layer: usize| self.cards.iter().any(|c| c.layers().contains(&layer));
         let layers = self.sums.layers.iter().enumerate().filter(|(layer, _)| !on_card(*layer));
         let mut order: Vec<(u64, std::cmp::Reverse<u32>)> = layers
-            .map(|(layer, bytes)| (bytes.dense.resident, std::cmp::Reverse(layer as u32)))
+            .map(|(layer, bytes)| (bytes.largest_block(), std::cmp::Reverse(layer as u32)))
             .collect();
         order.sort_unstable();
         order.into_iter().map(|(_, layer)| layer.0).collect()
