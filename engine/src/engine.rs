@@ -415,7 +415,7 @@ impl Engine {
     }
 
     /// Experts of the last token that was run: `n_experts_active` for each layer that routes, in
-    /// descending router weight. After a call that failed, of no one token.
+    /// descending router weight; ids from `n_experts` on are experts without weights, which no store has. After a call that failed, of no one token.
     #[must_use]
     pub fn last_routing(&self) -> &[u32] {
         &self.routing

@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use tierkeep_plans::usage::Session;
+use tierkeep_plans::spec::RouterSpec;
+use tierkeep_plans::usage::{NO_ACCESS, Session};
 
 use crate::counters::{Phase, ReadCounts};
 use crate::engine::{Engine, Observer};
@@ -51,7 +52,7 @@ pub enum Ended {
 /// in no step's time.
 pub trait Recorder {
     /// Experts of one decoded token, `(n_layers, n_experts_active)` over the layers that route, each
-    /// layer's in descending router weight.
+    /// layer's in descending router weight, then [`NO_ACCESS`] for each that has no weights.
     fn record_token(&mut self, experts: &[u16]);
 }
 
@@ -252,18 +253,41 @@ pub fn generate(
         }
         generation.steps.push(step.elapsed().saturating_sub(watcher.aside - aside));
         if let Some(recorder) = &mut recorder {
-            for (into, expert) in routing.iter_mut().zip(engine.last_routing()) {
-                *into = *expert as u16;
-            }
+            accesses(&engine.spec().router, engine.last_routing(), &mut routing);
             recorder.record_token(&routing);
         }
     }
     Ok(generation)
 }
 
+/// The accesses of a token as a usage history takes them, its routing being as [`Engine::last_routing`]
+/// has it: experts without weights leave [`NO_ACCESS`] at the end of their layer.
+fn accesses(router: &RouterSpec, routing: &[u32], into: &mut [u16]) {
+    let k = router.n_experts_active;
+    for (chosen, into) in routing.chunks_exact(k).zip(into.chunks_exact_mut(k)) {
+        into.fill(NO_ACCESS);
+        let experts = chosen.iter().filter(|&&expert| !router.is_zero(expert));
+        for (into, expert) in into.iter_mut().zip(experts) {
+            *into = *expert as u16;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_no_weights_is_no_access() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/oracles/longcat_flash");
+        let model = tierkeep_plans::catalogue::Catalogue::open(directory.as_ref()).unwrap();
+        let router = model.spec.router;
+        assert_eq!((router.n_experts, router.n_experts_active), (16, 5));
+        let mut into = [7; 10];
+        accesses(&router, &[20, 3, 16, 15, 0, 16, 17, 18, 19, 20], &mut into);
+        let none = NO_ACCESS;
+        assert_eq!(into, [3, 15, 0, none, none, none, none, none, none, none]);
+    }
 
     #[test]
     fn greedy_takes_the_first_of_equals_and_refuses_garbage() {

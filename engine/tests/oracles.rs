@@ -396,6 +396,49 @@ fn counts_are_of_decode_in_order_of_weight() {
     assert_eq!(engine.last_routing().len(), 16);
 }
 
+/// Experts without weights are chosen, computed and told; nothing is looked up, read or counted for them.
+#[test]
+fn experts_without_weights_are_no_accesses() {
+    let model = model("longcat_flash");
+    let router = model.spec.router;
+    let mut engine = open(&model, &plan(&model, Placing { slots: Some(0), ..PLAIN }));
+    engine.run(&[1, 2, 3], Phase::Prefill, &mut Unobserved).unwrap();
+    let loaded = engine.read_counter().bytes();
+    let (mut with_weights, mut without) = (0, 0);
+    for token in 4..24 {
+        engine.run(&[token], Phase::Decode, &mut Unobserved).unwrap();
+        for &chosen in engine.last_routing() {
+            assert!((chosen as usize) < router.n_outputs());
+            *(if router.is_zero(chosen) { &mut without } else { &mut with_weights }) += 1;
+        }
+    }
+    assert!(without > 0 && with_weights > 0, "{without} without weights, {with_weights} with");
+    assert_eq!(without + with_weights, 20 * 3 * router.n_experts_active as u64);
+    let decode = engine.counters().total(Phase::Decode);
+    assert_eq!((decode.accesses(), decode.misses), (with_weights, with_weights));
+    let read = engine.read_counter().bytes() - loaded;
+    assert_eq!(read, with_weights * model.experts[0].read_bytes());
+}
+
+/// Sub-blocks are streamed one at a time: the buffers hold the larger one, not the layer.
+#[test]
+fn the_buffers_of_a_stream_hold_a_sub_block() {
+    let model = model("longcat_flash");
+    let planned = plan(&model, Placing { streaming: Streaming::AllLayers, ..PLAIN });
+    let layer = |block: Option<u8>| -> u64 {
+        let is_of = |role: Role| match role {
+            Role::Layer { layer: 0, .. } => block.is_none_or(|b| b == 0),
+            Role::SubBlock { layer: 0, block: own, .. } => block.is_none_or(|b| b == own),
+            _ => false,
+        };
+        model.tensors.iter().filter(|t| is_of(t.role)).map(|t| t.resident_bytes().0).sum()
+    };
+    let (first, second) = (layer(Some(0)), layer(Some(1)));
+    assert_eq!(first + second, layer(None));
+    assert!(first > second, "the router is read with the first");
+    assert_eq!(planned.ledger.bytes(Line::StreamBuffers), Bytes(2 * first));
+}
+
 /// The model in `examples/`, at 8 bits: all six greedy sequences of the reference's bf16 run.
 #[test]
 fn the_example_speaks_as_the_reference() {

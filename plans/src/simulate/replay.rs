@@ -2,6 +2,8 @@
 
 use std::collections::BinaryHeap;
 
+use crate::usage::NO_ACCESS;
+
 /// Contiguous tokens' routing, `(n_tokens, n_layers, n_experts_active)`.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutingSample<'a> {
@@ -36,14 +38,18 @@ impl<'a> RoutingSample<'a> {
     }
 
     /// Each token's experts in one layer (by its place in the sample), in descending router
-    /// weight. Empty for a layer that the sample does not have.
+    /// weight; choices that are no access are left out. Empty for a layer that the sample does not have.
     pub fn layer(&self, layer: usize) -> impl Iterator<Item = &'a [u16]> + use<'a> {
         let per_token = self.n_layers * self.n_experts_active;
         let start = layer * self.n_experts_active;
         let end = start + self.n_experts_active;
         let n_tokens = if layer < self.n_layers { self.n_tokens() } else { 0 };
         let experts = self.experts;
-        (0..n_tokens).map(move |token| &experts[token * per_token + start..token * per_token + end])
+        (0..n_tokens).map(move |token| {
+            let chosen = &experts[token * per_token + start..token * per_token + end];
+            let n = chosen.iter().position(|&expert| expert == NO_ACCESS);
+            &chosen[..n.unwrap_or(chosen.len())]
+        })
     }
 
     /// The tokens from `from` on, up to `to`.

@@ -34,6 +34,17 @@ impl NaiveCache {
     }
 }
 
+/// What was chosen and has no weights is neither a hit nor an access.
+#[test]
+fn what_is_no_access_is_not_replayed() {
+    let none = crate::usage::NO_ACCESS;
+    let experts = [0, 1, none, none, none, none, 1, none, none];
+    let sample = RoutingSample::new(&experts, 1, 8, 3);
+    assert_eq!(sample.layer(0).collect::<Vec<_>>(), [&[0, 1][..], &[], &[1]]);
+    assert_eq!(replay(&sample, 0, 4, &[]), hits(1, 3));
+    assert_eq!(replay_optimum(&sample, 0, 4), hits(1, 3));
+}
+
 /// The optimum by trying every choice: which resident, or the newcomer, is left out.
 fn exhaustive_optimum(accesses: &[u16], resident: &mut Vec<u16>, cap: usize) -> u64 {
     let Some((&expert, rest)) = accesses.split_first() else { return 0 };

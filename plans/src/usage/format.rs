@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::{Apart, Base, History, MAX_COUNT, MAX_RUNS, MAX_SESSIONS_APART, Segment};
 use super::sample::MAX_SEGMENTS;
-use super::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, SessionId};
+use super::session::{MAX_SAMPLE_ACCESSES, NO_ACCESS, RoutingShape, RunRecord, SessionId};
 use super::version_1;
 use crate::units::LayerId;
 
@@ -270,7 +270,7 @@ pub(super) fn check_sample(shape: &RoutingShape, experts: &[u16]) -> Result<(), 
         "a sample segment does not hold whole tokens",
     )?;
     check(
-        experts.iter().all(|&e| u32::from(e) < shape.n_experts),
+        experts.iter().all(|&e| u32::from(e) < shape.n_experts || e == NO_ACCESS),
         "a sampled expert does not exist",
     )
 }

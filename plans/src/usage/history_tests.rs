@@ -42,6 +42,18 @@ fn a_session_counts_by_layer_and_keeps_the_order_of_weights() {
 }
 
 #[test]
+fn choices_without_weights_are_in_the_sample_and_in_no_count() {
+    let chosen = [5, NO_ACCESS, NO_ACCESS, NO_ACCESS];
+    let session = session(&[chosen, [5, 2, 7, NO_ACCESS]]);
+    assert_eq!(session.counts().iter().sum::<u64>(), 4);
+    let saved = history(&[session]);
+    let read = parse(&render(&saved).unwrap(), "model").unwrap();
+    assert_eq!(read, saved);
+    let sample: Vec<u16> = read.segments().flat_map(|s| s.experts.iter().copied()).collect();
+    assert_eq!(sample, [chosen, [5, 2, 7, NO_ACCESS]].concat());
+}
+
+#[test]
 fn a_full_sample_is_the_newest_window_in_order_and_never_grows() {
     let mut session = Session::new("model", &[LayerId(0)], 1 << 16, 1);
     let n = MAX_SAMPLE_ACCESSES + 12_345;

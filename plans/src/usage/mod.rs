@@ -36,5 +36,5 @@ pub use self::history::{
 pub use self::import::{ImportError, ImportedCounts, LeftOut, Taken, import_counts, render_counts};
 pub use self::pace::{Interval, Pace};
 pub use self::sample::MAX_SEGMENTS;
-pub use self::session::{MAX_SAMPLE_ACCESSES, RoutingShape, RunRecord, Session};
+pub use self::session::{MAX_SAMPLE_ACCESSES, NO_ACCESS, RoutingShape, RunRecord, Session};
 pub use self::summary::{ExpertUse, LayerSummary, RunSummary, Summary, experts_of_layer};

@@ -13,6 +13,10 @@ use crate::units::{Bytes, LayerId};
 /// in memory, about 1 MB in the file, 420 tokens of GLM-5.2 and 2048 of OLMoE.
 pub const MAX_SAMPLE_ACCESSES: usize = 1 << 18;
 
+/// Stands in a sample for a choice that is no access, because what was chosen has no weights: no id of an
+/// expert is so high. Those of a token and layer come after its experts.
+pub const NO_ACCESS: u16 = u16::MAX;
+
 /// Whose routing it is: the model and the shape of one token's routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingShape {
@@ -185,21 +189,23 @@ impl Session {
     }
 
     /// Records the routing of one decoded token: `experts` is `(n_layers, n_experts_active)`, each
-    /// layer's experts in descending router weight. Does not allocate.
+    /// layer's experts in descending router weight, then [`NO_ACCESS`] as often as it chose what has no
+    /// weights. Does not allocate.
     ///
     /// A slice of another length or an id that is no expert is a bug of the caller; release
     /// builds leave such a token out, because a wrong record is worse than none.
     pub fn record_token(&mut self, experts: &[u16]) {
         let per_token = self.shape.accesses_per_token();
         let n_experts = self.shape.n_experts;
-        let valid = experts.len() == per_token && experts.iter().all(|&e| u32::from(e) < n_experts);
+        let is_valid = |&e: &u16| u32::from(e) < n_experts || e == NO_ACCESS;
+        let valid = experts.len() == per_token && experts.iter().all(is_valid);
         debug_assert!(valid, "a token's routing has {per_token} ids below {n_experts}");
         if !valid || per_token == 0 {
             return;
         }
         let rows = self.counts.chunks_exact_mut(n_experts as usize);
         for (row, chosen) in rows.zip(experts.chunks_exact(self.shape.n_experts_active as usize)) {
-            for &expert in chosen {
+            for &expert in chosen.iter().take_while(|&&expert| expert != NO_ACCESS) {
                 row[usize::from(expert)] += 1;
             }
         }
