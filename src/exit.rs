@@ -240,6 +240,7 @@ fn engine(error: &EngineError) -> Class {
         EngineError::Unbound { .. } => failure("engine.unbound"),
         EngineError::MixedAttention => failure("engine.mixed_attention"),
         EngineError::Interrupted => failure("engine.interrupted"),
+        EngineError::WindowLost => failure("engine.window_lost"),
         EngineError::Empty => failure("engine.empty"),
         EngineError::UnknownToken { .. } => failure("engine.unknown_token"),
     }

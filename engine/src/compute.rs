@@ -24,8 +24,6 @@ pub(crate) struct Batch {
     pub(crate) first: usize,
     /// Length of the sequence at the end of the call that this batch is part of.
     pub(crate) row_len: usize,
-    /// Room of the cache.
-    pub(crate) context: usize,
 }
 
 impl Batch {
@@ -48,6 +46,22 @@ impl Compute<'_> {
         Ok(())
     }
 
+    /// Adds a bias, where there is one, to each row of `x`; `norm` receives its elements.
+    pub(crate) fn add_bias(
+        &self,
+        bias: Option<Bound>,
+        x: &mut [f32],
+        norm: &mut [f32],
+    ) -> Result<(), EngineError> {
+        if let Some(bias) = bias {
+            let bias = self.weights.vector(self.kernels, bias, norm)?;
+            for row in x.chunks_exact_mut(bias.len()) {
+                ops::add_scaled(row, 1.0, bias);
+            }
+        }
+        Ok(())
+    }
+
     /// RMS-normalises each row of `x` into the same row of `out`; `norm` receives the weights.
     pub(crate) fn rms_norm(
         &self,
@@ -64,7 +78,8 @@ impl Compute<'_> {
         Ok(())
     }
 
-    /// RMS-normalises the head of each row of `x`, rows being `stride` long, in place.
+    /// RMS-normalises the beginning of each row of `x`, as long as the weight, rows being `stride` long,
+    /// in place.
     pub(crate) fn rms_norm_rows(
         &self,
         weight: Bound,

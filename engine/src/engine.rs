@@ -182,7 +182,8 @@ impl Engine {
     /// Runs tokens after those already there, in batches of at most the planned size.
     ///
     /// Afterwards [`Engine::logits`] holds the logits after the last one. On an error the tokens
-    /// of the batch that failed are not part of the sequence.
+    /// of the batch that failed are not part of the sequence; where they had entered a full sliding window,
+    /// the sequence cannot go on ([`EngineError::WindowLost`]) until [`Engine::clear`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -194,6 +195,9 @@ impl Engine {
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
+        }
+        if self.kv.is_lost {
+            return Err(EngineError::WindowLost);
         }
         let wanted = self.kv.len + tokens.len();
         if wanted > self.kv.context {
@@ -208,6 +212,7 @@ impl Engine {
             .zip((1..=tokens.len().div_ceil(self.prefill_batch)).rev().map(|left| left == 1))
         {
             if let Err(error) = self.batch(batch, (wanted, last), phase, observer) {
+                self.kv.abandon(batch.len());
                 self.store.recover();
                 self.weights.recover();
                 return Err(error);
@@ -225,8 +230,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> Result<(), EngineError> {
         let hidden = self.spec.hidden_size;
-        let batch =
-            Batch { len: tokens.len(), first: self.kv.len, row_len, context: self.kv.context };
+        let batch = Batch { len: tokens.len(), first: self.kv.len, row_len };
         let rows = self.work.states[..tokens.len() * hidden].chunks_exact_mut(hidden);
         for (token, row) in tokens.iter().zip(rows) {
             self.weights.embed(self.kernels, &self.files, *token, row)?;
@@ -316,6 +320,7 @@ impl Engine {
             &mut Small { norm, rotation },
         )?;
         compute.product(weights.attention_output, heads, batch.len, &mut out[..n])?;
+        compute.add_bias(weights.attention_output_bias, &mut out[..n], norm)?;
         ops::add_scaled(&mut states[..n], 1.0, &out[..n]);
         compute.rms_norm(weights.post_attention_norm, eps, &states[..n], &mut normed[..n], norm)
     }
@@ -435,7 +440,7 @@ impl Engine {
 
     /// Forgets the sequence; experts stay where they are.
     pub fn clear(&mut self) {
-        self.kv.len = 0;
+        self.kv.clear();
     }
 
     /// Tokens that the sequence may hold.

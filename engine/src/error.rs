@@ -94,6 +94,11 @@ pub enum EngineError {
     /// The observer asked for it, between two batches.
     #[error("interrupted")]
     Interrupted,
+    /// A batch that failed had entered a sliding window, which keeps no positions to go back to.
+    #[error(
+        "an earlier call failed after its tokens had entered a sliding window of this sequence: begin the sequence again"
+    )]
+    WindowLost,
     /// No tokens.
     #[error("there are no tokens to run: give a prompt")]
     Empty,

@@ -5,7 +5,7 @@
 
 use tierkeep_kernels::{MatmulJob, ops};
 use tierkeep_plans::catalogue::Projection;
-use tierkeep_plans::spec::ArchSpec;
+use tierkeep_plans::spec::{Activation, ArchSpec};
 
 use crate::compute::{Batch, Compute};
 use crate::counters::LayerCounter;
@@ -63,7 +63,8 @@ pub(crate) fn dense(
 ) -> Result<(), EngineError> {
     let Workspace { normed, inner, block, .. } = work;
     let x = (&normed[..], spec.hidden_size);
-    swiglu(compute, weights, spec.dense_ff_size, batch.len, x, inner, block)
+    let shape = (spec.dense_ff_size, spec.activation);
+    swiglu(compute, weights, shape, batch.len, x, inner, block)
 }
 
 /// Fills `work.block (batch, hidden)` from `work.normed (batch, hidden)` by the experts in `work.chosen`
@@ -85,8 +86,8 @@ pub(crate) fn experts(
     zero_experts(experts.spec, n, work);
     if let Some(shared) = shared {
         let Workspace { normed, inner, gathered, block, .. } = work;
-        let ff_size = experts.spec.shared_ff_size;
-        swiglu(compute, shared, ff_size, n, (normed, hidden), inner, gathered)?;
+        let shape = (experts.spec.shared_ff_size, experts.spec.activation);
+        swiglu(compute, shared, shape, n, (normed, hidden), inner, gathered)?;
         ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
     }
     Ok(())
@@ -111,11 +112,19 @@ fn zero_experts(spec: &ArchSpec, n: usize, work: &mut Workspace) {
     }
 }
 
-/// `out = down(silu(gate(x)) * up(x))` for a whole batch.
+/// What stands between gate and up; the result is left in `gate`.
+fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::SwiGlu => ops::silu_multiply(gate, up),
+        Activation::ClampedSwiGlu { alpha, limit } => ops::clamped_swiglu(gate, up, alpha, limit),
+    }
+}
+
+/// `out = down(silu(gate(x)) * up(x))`, or with another activation, for a whole batch.
 fn swiglu(
     compute: Compute<'_>,
     weights: &SwiGlu,
-    ff_size: usize,
+    (ff_size, activation): (usize, Activation),
     n: usize,
     (x, hidden): (&[f32], usize),
     inner: &mut [f32],
@@ -128,7 +137,7 @@ fn swiglu(
     let jobs = [job(weights.gate)?, job(weights.up)?];
     compute.pool.matmul_many(compute.kernels, &jobs, inner);
     let (gate, up) = inner.split_at_mut(n * ff_size);
-    ops::silu_multiply(gate, up);
+    activate(activation, gate, up);
     compute.product(weights.down, gate, n, &mut out[..n * hidden])
 }
 
@@ -143,6 +152,7 @@ pub(crate) fn choose(
     let (n, n_outputs, k) = (batch.len, spec.router.n_outputs(), spec.router.n_experts_active);
     let scores = &mut work.router_scores[..n * n_outputs];
     compute.product(router.weight, &work.normed[..n * spec.hidden_size], n, scores)?;
+    compute.add_bias(router.logit_bias, scores, &mut work.norm)?;
     let bias = match router.selection_bias {
         Some(bias) => Some(compute.weights.vector(compute.kernels, bias, &mut work.norm)?),
         None => None,

@@ -3,6 +3,8 @@
 //! Owns the layout of the caches. Rows are stored in the plan's KV type and read back by the same
 //! kernels that read weights.
 
+use std::ops::Range;
+
 use tierkeep_kernels::{ElementType, Kernels, Matrix, MatrixError};
 use tierkeep_plans::budget::{KvElement, Line};
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec, IndexerKind, LayerSpec};
@@ -53,11 +55,53 @@ pub(crate) struct LatentCache {
     pub(crate) index_keys: Option<Rows>,
 }
 
-/// Keys and values, head after head: row `head * context + position`.
+/// Keys and values, head after head. Each head has a row for each position that its layer sees: those
+/// of a layer with a sliding window are a ring, in which a position takes the place of the one that
+/// left the window.
 #[derive(Debug)]
 pub(crate) struct GroupedCache {
     pub(crate) keys: Rows,
     pub(crate) values: Rows,
+    n_heads: usize,
+    /// Rows of a head: `min(context, window)`.
+    n_rows: usize,
+}
+
+impl GroupedCache {
+    /// Rows of all heads.
+    pub(crate) fn len(&self) -> usize {
+        self.n_heads * self.n_rows
+    }
+
+    /// Stores a position of one head.
+    pub(crate) fn put(
+        &mut self,
+        kernels: Kernels,
+        head: usize,
+        position: usize,
+        (key, value): (&[f32], &[f32]),
+    ) {
+        let row = head * self.n_rows + position % self.n_rows;
+        self.keys.put(kernels, row, key);
+        self.values.put(kernels, row, value);
+    }
+
+    /// How many positions from `first` can be stored before one takes the place of another that the
+    /// first of them sees: all, until the ring is full, and one at a time from then on.
+    pub(crate) fn room(&self, first: usize) -> usize {
+        self.n_rows.saturating_sub(first).max(1)
+    }
+
+    /// The rows of a head that the newest position, `visible - 1`, sees, in ascending position: to the
+    /// end of the ring, and from its beginning.
+    pub(crate) fn visible(&self, head: usize, visible: usize) -> [Range<usize>; 2] {
+        let (base, end) = (head * self.n_rows, (head + 1) * self.n_rows);
+        if visible <= self.n_rows {
+            return [base..base + visible, base..base];
+        }
+        let oldest = base + visible % self.n_rows;
+        [oldest..end, base..oldest]
+    }
 }
 
 /// The cache of one attention.
@@ -78,6 +122,8 @@ pub(crate) struct KvCache {
     pub(crate) len: usize,
     /// Positions that there is room for.
     pub(crate) context: usize,
+    /// A batch that failed took the places of positions that the sequence still sees.
+    pub(crate) is_lost: bool,
 }
 
 impl KvCache {
@@ -112,17 +158,38 @@ impl KvCache {
                         _ => None,
                     },
                 })),
-                AttentionSpec::Grouped(a) => Ok(LayerCache::Grouped(GroupedCache {
-                    keys: rows(Line::KvCache, a.n_kv_heads * context, a.head_dim)?,
-                    values: rows(Line::KvCache, a.n_kv_heads * context, a.head_dim)?,
-                })),
+                AttentionSpec::Grouped(a) => {
+                    let n_rows = layer.cached_positions(context as u64) as usize;
+                    Ok(LayerCache::Grouped(GroupedCache {
+                        keys: rows(Line::KvCache, a.n_kv_heads * n_rows, a.head_dim)?,
+                        values: rows(Line::KvCache, a.n_kv_heads * n_rows, a.head_dim)?,
+                        n_heads: a.n_kv_heads,
+                        n_rows,
+                    }))
+                }
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { caches, first, len: 0, context })
+        Ok(Self { caches, first, len: 0, context, is_lost: false })
     }
 
     /// The cache of a layer's attention, by its sub-block.
     pub(crate) fn cache(&mut self, layer: usize, block: usize) -> &mut LayerCache {
         &mut self.caches[self.first[layer] + block]
+    }
+
+    /// Forgets the sequence.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        self.is_lost = false;
+    }
+
+    /// Ends a batch that failed. The next position sees the last `n_rows - 1`; a full window has lost some
+    /// of them where the batch stored more than one.
+    pub(crate) fn abandon(&mut self, batch: usize) {
+        let overwrites = |layer: &LayerCache| match layer {
+            LayerCache::Latent(_) => false,
+            LayerCache::Grouped(cache) => self.len + batch > cache.n_rows,
+        };
+        self.is_lost |= self.len > 0 && batch > 1 && self.caches.iter().any(overwrites);
     }
 }

@@ -22,6 +22,11 @@ impl Rope {
         Self { frequencies: frequencies(spec), scale, pairing: spec.pairing }
     }
 
+    /// The rotated width.
+    pub(crate) fn dim(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
     /// Fills `rotation` `(2, dim / 2)` with the cosines and sines of a position. The angle is rounded to f32
     /// first and the cosine before it is scaled, as in the reference.
     pub(crate) fn angles(&self, position: usize, rotation: &mut [f32]) {

@@ -7,7 +7,8 @@ use tierkeep_plans::spec::{GroupScore, RouterScoring, RouterSpec};
 
 /// Chooses the experts of one token.
 ///
-/// `scores` `(n_outputs)` comes as logits and is left as scores. The bias takes part in the choice
+/// `scores` `(n_outputs)` comes as logits and is left as scores; where the chosen alone share a softmax
+/// (gpt-oss), the logits are the scores. The bias takes part in the choice
 /// and not in the weights (DeepSeek-V3, section 2.1.2); with groups, only experts of the best
 /// groups can be chosen. `chosen` and `weights` `(n_experts_active)` come out in descending weight, ties by
 /// lower id. Outputs from `n_experts` on are experts without weights, chosen as the others are.
@@ -24,8 +25,8 @@ pub(crate) fn route(
                 *score = ops::sigmoid(*score);
             }
         }
-        // `supports` refuses a softmax of the chosen alone.
-        RouterScoring::Softmax | RouterScoring::SoftmaxOfChosen => ops::softmax_in_place(scores),
+        RouterScoring::Softmax => ops::softmax_in_place(scores),
+        RouterScoring::SoftmaxOfChosen => {}
     }
     let selection = |expert: usize| scores[expert] + bias.map_or(0.0, |b| b[expert]);
     // The best so far in descending order; of equals the first stays before the others.
@@ -47,6 +48,10 @@ pub(crate) fn route(
     }
     for (weight, expert) in weights.iter_mut().zip(chosen.iter()) {
         *weight = scores[*expert as usize];
+    }
+    match spec.scoring {
+        RouterScoring::Sigmoid | RouterScoring::Softmax => {}
+        RouterScoring::SoftmaxOfChosen => ops::softmax_in_place(weights),
     }
     if spec.renormalise {
         let sum: f32 = weights.iter().sum::<f32>() + 1e-20;
@@ -143,6 +148,18 @@ mod tests {
         let (a, b) = (1.0 / (1.0 + (-1.0f32).exp()), 1.0 / (1.0 + 1.0f32.exp()));
         assert!((weights[0] - 2.0 * a / (a + b)).abs() < 1e-6);
         assert!((weights[0] + weights[1] - 2.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_chosen_alone_can_share_a_softmax() {
+        let scoring = RouterScoring::SoftmaxOfChosen;
+        let spec = RouterSpec { scoring, renormalise: false, scale: 1.0, ..spec(4, 2) };
+        let mut scores = [9.0, -2.0, 8.0, 7.5];
+        let (mut chosen, mut weights) = ([0; 2], [0.0; 2]);
+        route(&spec, None, &mut scores, &mut chosen, &mut weights);
+        assert_eq!(chosen, [0, 2]);
+        let first = 1.0 / (1.0 + (-1.0f32).exp());
+        assert!((weights[0] - first).abs() < 1e-6 && (weights[1] - (1.0 - first)).abs() < 1e-6);
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(crate) struct GroupedBuffers {
     pub(crate) value: Vec<f32>,
     /// `(batch, n_heads, head_dim)`.
     pub(crate) output: Vec<f32>,
-    /// `(threads, context)`: scores.
+    /// `(threads, visible)`: scores, of the layer that sees most positions.
     pub(crate) scratch: Vec<f32>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Workspace {
     pub(crate) chosen: Vec<u32>,
     /// `(batch, n_experts_active)`: their weights.
     pub(crate) chosen_weights: Vec<f32>,
-    /// Weights of the norm in use.
+    /// Weights of the norm, or of the bias, in use.
     pub(crate) norm: Vec<f32>,
     /// Cosines, then sines, of one position: `(2, rope dim / 2)`.
     pub(crate) rotation: Vec<f32>,
@@ -140,6 +140,7 @@ impl Workspace {
             }
             AttentionSpec::Grouped(a) => a.n_heads * a.head_dim,
         };
+        let expert_bias = if spec.expert_biases { 2 * spec.expert_ff_size } else { 0 };
         Ok(Self {
             states: floats(batch * hidden)?,
             normed: floats(batch * hidden)?,
@@ -151,7 +152,7 @@ impl Workspace {
             expert_output: floats(rows * hidden)?,
             router_scores: floats(batch * spec.router.n_outputs())?,
             chosen_weights: floats(batch * n_active)?,
-            norm: floats(widest.max(hidden).max(spec.router.n_outputs()))?,
+            norm: floats(widest.max(hidden).max(spec.router.n_outputs()).max(expert_bias))?,
             rotation: floats(spec.rope.dim)?,
             logits: floats(spec.vocab_size)?,
             attention: AttentionBuffers::new(spec, batch, context, threads, account)?,
@@ -175,6 +176,12 @@ impl Workspace {
     pub(crate) fn restore_normed(&mut self) {
         std::mem::swap(&mut self.normed, &mut self.waiting);
     }
+}
+
+/// Positions that the layer which sees most of them sees in a sequence of `context`.
+fn most_visible(spec: &ArchSpec, context: usize) -> usize {
+    let visible = spec.layers.iter().map(|layer| layer.cached_positions(context as u64) as usize);
+    visible.max().unwrap_or(context)
 }
 
 impl AttentionBuffers {
@@ -222,7 +229,7 @@ impl AttentionBuffers {
                 key: floats(batch * a.n_kv_heads * a.head_dim)?,
                 value: floats(batch * a.n_kv_heads * a.head_dim)?,
                 output: floats(batch * a.n_heads * a.head_dim)?,
-                scratch: floats(threads * context)?,
+                scratch: floats(threads * most_visible(spec, context))?,
             })),
         }
     }

@@ -48,7 +48,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decode_allocates_nothing_after_warm_up() {
     let modes = [IoMode::Dropped, IoMode::Buffered, IoMode::Direct];
-    let families = ["olmoe", "glm_moe_dsa-shared-indexer"];
+    let families = ["olmoe", "glm_moe_dsa-shared-indexer", "qwen3_moe", "glm4_moe", "mixtral"];
     for (family, io) in families.iter().flat_map(|family| modes.map(|io| (family, io))) {
         let directory =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
@@ -74,7 +74,7 @@ fn decode_allocates_nothing_after_warm_up() {
             ram: Some(SizeRequest::Absolute(Bytes(half))),
             context: Some(64),
             threads: Some(2),
-            slots: Some(8),
+            slots: Some(model.spec.router.n_experts as u32 / 2),
             io: Some(io),
             ..Options::default()
         };

@@ -27,13 +27,16 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 mod faults;
 use faults::{maps_files, takes_direct_reads};
 
-const FAMILIES: [&str; 6] = [
+const FAMILIES: [&str; 9] = [
     "olmoe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared-indexer",
     "deepseek_v3",
     "deepseek_v3-no-q-lora",
     "longcat_flash",
+    "qwen3_moe",
+    "glm4_moe",
+    "mixtral",
 ];
 
 fn model(family: &str) -> Catalogue {
@@ -109,7 +112,8 @@ fn plan(model: &Catalogue, placing: Placing) -> Plan {
         if let Some(cap) = placing.slots {
             slots.caps[layer] = cap;
         }
-        slots.pins[layer] = (0..placing.pins).map(|i| i * 3 + layer as u32 % 3).collect();
+        let step = (model.spec.router.n_experts as u32 / 5).min(3);
+        slots.pins[layer] = (0..placing.pins).map(|i| i * step + layer as u32 % 3).collect();
     }
     plan.placement.dense = placing.dense;
     plan.placement.streamed = placing.streaming.of(model.spec.n_layers);

@@ -117,6 +117,19 @@ pub fn softmax_in_place(x: &mut [f32]) {
     }
 }
 
+/// As [`softmax_in_place`], with one more logit that takes part in the maximum and in the sum and gets
+/// no place in the result: an attention sink (gpt-oss). With a sink of minus infinity the same bits.
+pub fn softmax_with_sink_in_place(x: &mut [f32], sink: f32) {
+    let max = x.iter().copied().fold(sink, f32::max);
+    for value in x.iter_mut() {
+        *value = exp(*value - max);
+    }
+    let inverse = 1.0 / (sum_of(x, |x| x) + exp(sink - max));
+    for value in x {
+        *value *= inverse;
+    }
+}
+
 /// `gate[i] = gate[i] * sigmoid(gate[i]) * up[i]`: the activation of SwiGLU.
 ///
 /// # Panics
@@ -126,6 +139,21 @@ pub fn silu_multiply(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate against up");
     for (gate, &up) in gate.iter_mut().zip(up) {
         *gate = *gate / (1.0 + exp(-*gate)) * up;
+    }
+}
+
+/// `gate[i] = (u + 1) * (g * sigmoid(alpha * g))`, where g is `gate[i]` but at most `limit`, and u is
+/// `up[i]` within plus or minus `limit`: the activation of gpt-oss.
+///
+/// # Panics
+///
+/// When lengths differ.
+pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert_eq!(gate.len(), up.len(), "gate against up");
+    for (gate, &up) in gate.iter_mut().zip(up) {
+        // Not `f32::min`, which would make a number of what is none.
+        let clamped = if *gate > limit { limit } else { *gate };
+        *gate = (up.clamp(-limit, limit) + 1.0) * (clamped * sigmoid(clamped * alpha));
     }
 }
 
@@ -240,6 +268,24 @@ mod tests {
     }
 
     #[test]
+    fn a_sink_takes_its_share_and_no_place() {
+        let x = [0.5, -1.0, 2.0];
+        for sink in [-3.0_f32, 0.0, 50.0] {
+            let mut found = x;
+            softmax_with_sink_in_place(&mut found, sink);
+            let total: f64 = x.iter().chain([&sink]).map(|x| f64::from(*x).exp()).sum();
+            for (found, x) in found.iter().zip(x) {
+                close(*found, f64::from(x).exp() / total, 1e-6);
+            }
+        }
+        let (mut with, mut without) = (x, x);
+        softmax_with_sink_in_place(&mut with, f32::NEG_INFINITY);
+        softmax_in_place(&mut without);
+        assert_eq!(with.map(f32::to_bits), without.map(f32::to_bits));
+        softmax_with_sink_in_place(&mut [], 0.0);
+    }
+
+    #[test]
     fn activations() {
         let mut gate = [0.0, 1.0, -2.0, 90.0, -200.0];
         silu_multiply(&mut gate, &[5.0, 2.0, 3.0, 1.0, 1.0]);
@@ -249,6 +295,13 @@ mod tests {
         assert_eq!(gate[3], 90.0);
         assert_eq!(gate[4], 0.0);
         assert_eq!(sigmoid(0.0), 0.5);
+        let mut gate = [9.0, -9.0, 1.0, f32::NAN];
+        clamped_swiglu(&mut gate, &[0.5, 9.0, -9.0, 1.0], 1.702, 7.0);
+        let glu = |g: f64| g / (1.0 + (-f64::from(1.702_f32) * g).exp());
+        close(gate[0], 1.5 * glu(7.0), 1e-6);
+        close(gate[1], 8.0 * glu(-9.0), 1e-6);
+        close(gate[2], -6.0 * glu(1.0), 1e-6);
+        assert!(gate[3].is_nan());
         let mut out = [1.0, 2.0];
         add_scaled(&mut out, 0.5, &[4.0, -4.0]);
         assert_eq!(out, [3.0, 0.0]);

@@ -7,7 +7,9 @@ use tierkeep_plans::budget::{DenseResidency, resident_tensors};
 use tierkeep_plans::catalogue::{
     Catalogue, LayerTensor, Projection, Role, Span, TENSOR_ALIGN, Tensor,
 };
-use tierkeep_plans::spec::{AttentionSpec, FeedForward, IndexerKind, LayerSpec, QkNorm};
+use tierkeep_plans::spec::{
+    AttentionSpec, FeedForward, GroupedAttention, IndexerKind, LayerSpec, QkNorm, RouterSpec,
+};
 use tierkeep_plans::units::round_up;
 
 use super::resident::Copies;
@@ -231,9 +233,14 @@ impl<'a> Homes<'a> {
     }
 
     fn router(&mut self, role: impl Fn(LayerTensor) -> Role) -> Result<RouterWeights, EngineError> {
-        let has_bias = self.model.spec.router.selection_bias;
+        let RouterSpec { logit_bias: has_logit_bias, selection_bias: has_bias, .. } =
+            self.model.spec.router;
         Ok(RouterWeights {
             weight: self.bind(role(LayerTensor::Router))?,
+            logit_bias: match has_logit_bias {
+                true => Some(self.bind(role(LayerTensor::RouterLogitBias))?),
+                false => None,
+            },
             selection_bias: match has_bias {
                 true => Some(self.bind(role(LayerTensor::RouterBias))?),
                 false => None,
@@ -281,16 +288,32 @@ impl<'a> Homes<'a> {
                 query: bind(T::Query)?,
                 key: bind(T::Key)?,
                 value: bind(T::Value)?,
+                biases: match grouped.qkv_biases {
+                    true => Some([bind(T::QueryBias)?, bind(T::KeyBias)?, bind(T::ValueBias)?]),
+                    false => None,
+                },
                 norms: match grouped.qk_norm {
-                    QkNorm::FullWidth => {
+                    QkNorm::FullWidth | QkNorm::PerHead => {
                         Some((bind(T::QueryNorm)?, bind(T::KeyNorm)?, spec.norm_eps))
                     }
-                    // `supports` refuses norms per head.
-                    QkNorm::None | QkNorm::PerHead => None,
+                    QkNorm::None => None,
                 },
+                sinks: if grouped.sinks { Some(bind(T::Sinks)?) } else { None },
             }),
         };
         let attention_output = bind(T::AttentionOutput)?;
-        Ok(BlockWeights { input_norm, post_attention_norm, attention, attention_output })
+        let attention_output_bias = match &spec.attention {
+            AttentionSpec::Grouped(GroupedAttention { output_bias: true, .. }) => {
+                Some(bind(T::AttentionOutputBias)?)
+            }
+            AttentionSpec::Grouped(_) | AttentionSpec::Latent(_) => None,
+        };
+        Ok(BlockWeights {
+            input_norm,
+            post_attention_norm,
+            attention,
+            attention_output,
+            attention_output_bias,
+        })
     }
 }

@@ -134,14 +134,16 @@ pub(crate) struct GroupedWeights {
     pub(crate) query: Bound,
     pub(crate) key: Bound,
     pub(crate) value: Bound,
-    /// Full-width norms of queries and keys, and their epsilon.
+    /// Biases of queries, keys and values.
+    pub(crate) biases: Option<[Bound; 3]>,
+    /// Norms of queries and keys, and their epsilon.
     pub(crate) norms: Option<(Bound, Bound, f32)>,
+    /// One logit a head.
+    pub(crate) sinks: Option<Bound>,
 }
 
-/// Weights of a layer's attention. A model has one kind in all its layers, so that nothing is saved
-/// by keeping the larger one elsewhere.
+/// Weights of a layer's attention.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one a layer, all of one kind")]
 pub(crate) enum AttentionWeights {
     Latent(LatentWeights),
     Grouped(GroupedWeights),
@@ -151,6 +153,8 @@ pub(crate) enum AttentionWeights {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouterWeights {
     pub(crate) weight: Bound,
+    /// Bias of the product.
+    pub(crate) logit_bias: Option<Bound>,
     /// Takes part in the choice and not in the weights.
     pub(crate) selection_bias: Option<Bound>,
 }
@@ -178,6 +182,7 @@ pub(crate) struct BlockWeights {
     pub(crate) post_attention_norm: Bound,
     pub(crate) attention: AttentionWeights,
     pub(crate) attention_output: Bound,
+    pub(crate) attention_output_bias: Option<Bound>,
 }
 
 /// Dense weights of one layer.

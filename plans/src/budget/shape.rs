@@ -166,7 +166,7 @@ fn attention_elements(spec: &ArchSpec, context: u64) -> (u64, u64, u64) {
         AttentionSpec::Grouped(a) => {
             let per_token = 2 * a.n_heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim;
             let visible = spec.layers.iter().map(|l| l.cached_positions(context)).max();
-            (per_token as u64, visible.unwrap_or(context), a.head_dim as u64)
+            (per_token as u64, visible.unwrap_or(context), spec.rope.dim as u64)
         }
     }
 }
