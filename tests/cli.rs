@@ -497,7 +497,7 @@ fn convert_writes_a_model_that_runs() {
     let ran = tierkeep(folder, &args);
     assert_eq!(ran.code, 0, "{ran:?}");
     refused(folder, &["convert", olmoe, "out"], 2, &["out"]);
-    refused(folder, &["convert", olmoe, "new", "--experts", "5"], 2, &["8, 4, 2 or keep"]);
+    refused(folder, &["convert", olmoe, "new", "--experts", "5"], 2, &["8, 4, 2, 16 or keep"]);
 }
 
 /// What the options of packing ask for is what the written model is said to be stored in, and it runs.

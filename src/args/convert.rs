@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use tierkeep_engine::convert::{Choices, OptionError, group_from_text, scale_from_text};
+use tierkeep_plans::catalogue::container::ContainerClass;
 use tierkeep_plans::catalogue::{Group, ScaleType};
 use tierkeep_plans::units::SizeRequest;
 
@@ -14,23 +16,24 @@ pub(crate) struct ConvertArgs {
     pub(crate) model: ModelArg,
     /// The folder to write; it must be new or empty.
     pub(crate) out: PathBuf,
-    /// Bits of routed experts: 8, 4, 2 or keep.
-    #[arg(long, default_value = "8")]
-    pub(crate) experts: tierkeep_engine::convert::Bits,
-    /// Bits of attention, dense and shared feed-forward weights.
-    #[arg(long, default_value = "8")]
-    pub(crate) dense: tierkeep_engine::convert::Bits,
-    /// Bits of the embedding and the head.
-    #[arg(long, default_value = "8")]
-    pub(crate) embedding: tierkeep_engine::convert::Bits,
-    /// Bits of multi-token-prediction layers.
-    #[arg(long, default_value = "8")]
-    pub(crate) mtp: tierkeep_engine::convert::Bits,
+    /// Bits of routed experts: 8, 4, 2, 16 or keep; parts apart as gate, up or down.
+    #[arg(long, default_value = "8", value_name = "BITS", value_parser = experts)]
+    pub(crate) experts: Choices,
+    /// Bits of attention, dense and shared feed-forward weights; parts apart as attention, indexer,
+    /// ffn, shared, or one projection of them such as attention.output or shared.down.
+    #[arg(long, default_value = "8", value_name = "BITS", value_parser = dense)]
+    pub(crate) dense: Choices,
+    /// Bits of the embedding and the head; parts apart as embedding or head.
+    #[arg(long, default_value = "8", value_name = "BITS", value_parser = embedding)]
+    pub(crate) embedding: Choices,
+    /// Bits of multi-token-prediction layers; parts apart as those of the others, as experts or input.
+    #[arg(long, default_value = "8", value_name = "BITS", value_parser = mtp)]
+    pub(crate) mtp: Choices,
     /// Columns of a row that share a scale: row (all of them), 128, 64 or 32.
-    #[arg(long, default_value = "row", value_parser = tierkeep_engine::convert::group_from_text)]
+    #[arg(long, default_value = "row", value_parser = group_from_text)]
     pub(crate) group: Group,
     /// How scales are stored: f32, or f16, rounded before the weights are divided by it.
-    #[arg(long, default_value = "f32", value_parser = tierkeep_engine::convert::scale_from_text)]
+    #[arg(long, default_value = "f32", value_parser = scale_from_text)]
     pub(crate) scales: ScaleType,
     /// Size of an output file at most.
     #[arg(long, value_name = "SIZE")]
@@ -38,4 +41,20 @@ pub(crate) struct ConvertArgs {
     /// Say how large the output would be; write nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+fn experts(text: &str) -> Result<Choices, OptionError> {
+    Choices::from_text(ContainerClass::Experts, text)
+}
+
+fn dense(text: &str) -> Result<Choices, OptionError> {
+    Choices::from_text(ContainerClass::Dense, text)
+}
+
+fn embedding(text: &str) -> Result<Choices, OptionError> {
+    Choices::from_text(ContainerClass::Embedding, text)
+}
+
+fn mtp(text: &str) -> Result<Choices, OptionError> {
+    Choices::from_text(ContainerClass::Mtp, text)
 }

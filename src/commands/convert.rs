@@ -18,10 +18,10 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
     let directory = model::folder_for(&args.model, "convert", context)?;
     let model = shared::open_model(context, &directory)?;
     let options = ConvertOptions {
-        expert_bits: args.experts,
-        dense_bits: args.dense,
-        embedding_bits: args.embedding,
-        mtp_bits: args.mtp,
+        experts: args.experts,
+        dense: args.dense,
+        embedding: args.embedding,
+        mtp: args.mtp,
         packing: Packing { group: args.group, scale: args.scales },
         shard_bytes,
     };

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use tierkeep_plans::catalogue::container::{ContainerClass, MIXED, WeightKind};
+use tierkeep_plans::catalogue::container::{
+    ContainerClass, ContainerPart, MIXED, SOURCE_KEY, WeightKind,
+};
 use tierkeep_plans::catalogue::header::HEADER_CAP_BYTES;
 use tierkeep_plans::catalogue::{
     Catalogue, ExpertLayout, Group, Packed, PackedBits, Projection, Role, ScaleType, Span,
@@ -16,7 +18,7 @@ use tierkeep_plans::catalogue::{
 };
 use tierkeep_plans::units::{Bytes, round_up};
 
-use super::{ConvertError, ConvertOptions, TensorClass};
+use super::{Bits, Choices, ConvertError, ConvertOptions, TensorClass};
 use crate::support::supports_whole;
 
 /// Where experts start: the page of the page cache and the unit of direct reads.
@@ -27,6 +29,7 @@ pub(super) struct Job {
     /// Its published name.
     pub(super) name: String,
     pub(super) class: TensorClass,
+    part: Option<ContainerPart>,
     pub(super) rows: u64,
     pub(super) cols: u64,
     /// Norms and biases have one dimension.
@@ -153,16 +156,17 @@ impl OutputPlan {
     }
 }
 
-/// Plans the output of a conversion.
+/// Plans the output of a conversion. `source` is the fingerprint of the weights that were published.
 pub(super) fn plan(
     catalogue: &Catalogue,
     options: &ConvertOptions,
+    source: &str,
 ) -> Result<OutputPlan, ConvertError> {
     supports_whole(catalogue)?;
     let mut planner = Planner { catalogue, options, jobs: Vec::new(), units: Vec::new() };
     planner.add_all()?;
     let Planner { jobs, units, .. } = planner;
-    let metadata = metadata(&jobs);
+    let metadata = metadata(&jobs, source);
     let files = cut_into_files(&jobs, &units, options.shard_bytes.0);
     let n_files = files.len();
     let mut n_pads = 0;
@@ -284,57 +288,92 @@ impl Planner<'_> {
         (weight, scales): (Span, Option<Span>),
     ) -> Result<(), ConvertError> {
         let name = self.catalogue.name_of(role);
-        let class = class_of(self.catalogue, role);
-        let packing = self.options.packing;
-        let wanted = class
-            .bits(self.options)
-            .packed()
-            .map(|bits| Packed { bits, group: packing.group, scale: packing.scale }.for_cols(cols));
-        let target = match (wanted, stored.packed()) {
+        let of_container = ContainerClass::of(role, self.catalogue.spec.n_layers);
+        let class = of_container.map_or(TensorClass::Kept, TensorClass::from);
+        let part = of_container.and_then(|_| ContainerPart::of(role));
+        let choices =
+            of_container.map_or(Choices::from(Bits::Keep), |class| self.options.class(class));
+        let form = choices.of(part);
+        let wanted = form.packed(self.options.packing).map(|packed| packed.for_cols(cols));
+        let requantised =
+            |wanted| Err(ConvertError::Requantise { weight: name.clone(), stored, wanted });
+        let target = match (form.bits, wanted) {
             // Readers tell bits by bytes.
-            (Some(wanted), _) if !wanted.bits.is_told_by_bytes(cols) => stored,
-            (Some(wanted), Some(packed)) if packed != wanted => {
-                let wanted = StoredType::Packed(wanted);
-                return Err(ConvertError::Requantise { weight: name, stored, wanted });
-            }
-            (Some(wanted), _) => StoredType::Packed(wanted),
-            (None, _) => stored,
+            (_, Some(wanted)) if !wanted.bits.is_told_by_bytes(cols) => stored,
+            (_, Some(wanted)) => match stored.packed() {
+                Some(packed) if packed != wanted => {
+                    return requantised(StoredType::Packed(wanted));
+                }
+                Some(_) | None => StoredType::Packed(wanted),
+            },
+            (Bits::Sixteen, None) => match stored {
+                StoredType::F16 | StoredType::Bf16 => stored,
+                StoredType::F32 | StoredType::Fp8 | StoredType::MxFp4 => StoredType::Bf16,
+                StoredType::Packed(_) => return requantised(StoredType::Bf16),
+            },
+            (Bits::Keep | Bits::Packed(_), None) => stored,
         };
         let is_vector = matches!(role, Role::FinalNorm)
             || matches!(role, Role::Layer { tensor, .. } if tensor.kind() == WeightKind::Vector);
-        self.jobs.push(Job { name, class, rows, cols, is_vector, stored, target, weight, scales });
+        self.jobs.push(Job {
+            name,
+            class,
+            part,
+            rows,
+            cols,
+            is_vector,
+            stored,
+            target,
+            weight,
+            scales,
+        });
         Ok(())
     }
 }
 
-fn class_of(catalogue: &Catalogue, role: Role) -> TensorClass {
-    ContainerClass::of(role, catalogue.spec.n_layers).map_or(TensorClass::Kept, TensorClass::from)
-}
-
-/// The `__metadata__` strings: what each class is stored as.
-fn metadata(jobs: &[Job]) -> BTreeMap<String, String> {
-    let mut metadata = BTreeMap::from([("tierkeep.format".to_owned(), "1".to_owned())]);
+/// The `__metadata__` strings: what each class is stored as, and each part of one that is mixed.
+fn metadata(jobs: &[Job], source: &str) -> BTreeMap<String, String> {
+    let mut metadata = BTreeMap::from([
+        ("tierkeep.format".to_owned(), "1".to_owned()),
+        (SOURCE_KEY.to_owned(), source.to_owned()),
+    ]);
     for class in ContainerClass::ALL {
-        let of_class = || jobs.iter().filter(|job| job.class == TensorClass::from(class));
-        let mut set = |field: &str, value: Option<&str>| {
-            metadata.insert(class.key(field), value.unwrap_or(MIXED).to_owned());
-        };
-        if of_class().next().is_none() {
-            continue;
-        }
-        set("bits", one(of_class().map(|job| without_scales(job.target))).map(bits_in_words));
-        let packed = || of_class().filter_map(|job| Some((job.target.packed()?, job.cols)));
-        if packed().next().is_some() {
-            // The widest group by which every row has as many scales as it has: rows that are no wider
-            // than a group are of any.
-            let fits = |group: &Group| {
-                packed().all(|(packed, cols)| group.per_row(cols) == packed.group.per_row(cols))
-            };
-            set("group", Group::ALL.iter().find(|group| fits(group)).map(|group| group.name()));
-            set("scale", one(packed().map(|(packed, _)| packed.scale.name())));
+        let of_class: Vec<&Job> =
+            jobs.iter().filter(|job| job.class == TensorClass::from(class)).collect();
+        let fields = fields(&of_class);
+        metadata.extend(fields.iter().map(|(f, value)| (class.key(f), (*value).to_owned())));
+        let mixed: Vec<&str> =
+            fields.iter().filter(|(_, value)| *value == MIXED).map(|(field, _)| *field).collect();
+        for part in ContainerPart::ALL {
+            let of_part: Vec<&Job> =
+                of_class.iter().copied().filter(|job| job.part == Some(part)).collect();
+            let said = self::fields(&of_part);
+            let said = said.iter().filter(|(field, _)| mixed.contains(field));
+            metadata.extend(said.map(|(f, value)| (class.part_key(part, f), (*value).to_owned())));
         }
     }
     metadata
+}
+
+/// What can be said of all of these weights together, field by field.
+fn fields(jobs: &[&Job]) -> Vec<(&'static str, &'static str)> {
+    if jobs.is_empty() {
+        return Vec::new();
+    }
+    let bits = one(jobs.iter().map(|job| without_scales(job.target))).map(bits_in_words);
+    let mut fields = vec![("bits", bits.unwrap_or(MIXED))];
+    let packed = || jobs.iter().filter_map(|job| Some((job.target.packed()?, job.cols)));
+    if packed().next().is_some() {
+        // The widest group by which every row has as many scales as it has: rows that are no wider
+        // than a group are of any.
+        let fits = |group: &Group| {
+            packed().all(|(packed, cols)| group.per_row(cols) == packed.group.per_row(cols))
+        };
+        let group = Group::ALL.iter().find(|group| fits(group)).map(|group| group.name());
+        let scale = one(packed().map(|(packed, _)| packed.scale.name()));
+        fields.extend([("group", group.unwrap_or(MIXED)), ("scale", scale.unwrap_or(MIXED))]);
+    }
+    fields
 }
 
 /// The value that all have; `None` where they differ.

@@ -1,31 +1,32 @@
 //! One row of floats to one row of integers and its scales. Owns the arithmetic; knows no files.
 
-use half::{bf16, f16};
-use tierkeep_plans::catalogue::{Packed, PackedBits, ScaleType, StoredType};
+use half::f16;
+use tierkeep_plans::catalogue::{Packed, PackedBits, ScaleType};
 
 /// Why a row cannot be quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowFault {
     /// An element is infinite or not a number.
-    NotFinite,
+    NotFinite {
+        /// The first such column.
+        col: usize,
+    },
     /// A scale is beyond the largest f16.
     ScaleTooLarge,
 }
 
 /// Quantises rows of one weight.
 pub(super) struct RowQuantiser {
-    stored: StoredType,
     target: Packed,
     /// Elements that share a scale.
     group: usize,
-    row: Vec<f32>,
     quantised: Vec<i8>,
 }
 
 impl RowQuantiser {
-    pub(super) fn new(stored: StoredType, target: Packed, cols: usize) -> Self {
+    pub(super) fn new(target: Packed, cols: usize) -> Self {
         let group = target.group.cols().map_or(cols, |group| group as usize).max(1);
-        Self { stored, target, group, row: vec![0.0; cols], quantised: vec![0; cols] }
+        Self { target, group, quantised: vec![0; cols] }
     }
 
     /// Appends one packed row to `packed` and its scales to `scales`. Returns `|x - scale * q| / |x|`,
@@ -37,17 +38,16 @@ impl RowQuantiser {
     /// 16 bits is rounded before anything is divided by it.
     pub(super) fn push(
         &mut self,
-        bytes: &[u8],
+        row: &[f32],
         packed: &mut Vec<u8>,
         scales: &mut Vec<u8>,
     ) -> Result<Option<f64>, RowFault> {
-        decode(self.stored, bytes, &mut self.row);
-        if !self.row.iter().all(|x| x.is_finite()) {
-            return Err(RowFault::NotFinite);
+        if let Some(col) = row.iter().position(|x| !x.is_finite()) {
+            return Err(RowFault::NotFinite { col });
         }
         let largest = largest(self.target.bits);
         let (mut error, mut total) = (0.0_f64, 0.0_f64);
-        let groups = self.row.chunks(self.group).zip(self.quantised.chunks_mut(self.group));
+        let groups = row.chunks(self.group).zip(self.quantised.chunks_mut(self.group));
         for (row, quantised) in groups {
             let scale = push_scale(self.target.scale, absmax(row) / largest, scales)?;
             for (x, q) in row.iter().zip(quantised) {
@@ -110,30 +110,6 @@ fn pack(bits: PackedBits, quantised: &[i8], packed: &mut Vec<u8>) {
     }
 }
 
-/// Floats as stored to f32, exactly. Packed rows are never decoded here: they are copied.
-fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
-    match stored {
-        StoredType::F32 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *x = f32::from_le_bytes(*b);
-            }
-        }
-        StoredType::F16 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        StoredType::Bf16 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = bf16::from_le_bytes(*b).to_f32();
-            }
-        }
-        StoredType::Packed(_) | StoredType::Fp8 | StoredType::MxFp4 => {
-            debug_assert!(false, "packed rows are copied");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,13 +123,9 @@ mod tests {
     type Outcome = (Vec<u8>, Vec<u8>, Option<f64>);
 
     fn quantise(target: Packed, row: &[f32]) -> Result<Outcome, RowFault> {
-        let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
         let (mut packed, mut scales) = (Vec::new(), Vec::new());
-        let error = RowQuantiser::new(StoredType::F32, target, row.len()).push(
-            &bytes,
-            &mut packed,
-            &mut scales,
-        )?;
+        let mut quantiser = RowQuantiser::new(target, row.len());
+        let error = quantiser.push(row, &mut packed, &mut scales)?;
         Ok((packed, scales, error))
     }
 
@@ -216,16 +188,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_refused() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!(quantise(INT8, &[1.0, bad]).unwrap_err(), RowFault::NotFinite);
+            assert_eq!(quantise(INT8, &[1.0, bad]).unwrap_err(), RowFault::NotFinite { col: 1 });
         }
-    }
-
-    #[test]
-    fn halves_decode_exactly() {
-        let mut row = [0.0; 2];
-        decode(StoredType::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut row);
-        assert_eq!(row, [1.0, -2.0]);
-        decode(StoredType::F16, &[0x00, 0x3c, 0x01, 0x00], &mut row);
-        assert_eq!(row, [1.0, 2.0_f32.powi(-24)]);
     }
 }

@@ -1,5 +1,6 @@
 //! What our own containers say of themselves in `__metadata__`: owns the classes of weights that are
-//! packed apart, the keys, and their known values. docs/container-format.md is the definition.
+//! packed apart, the keys, and their known values. The parts of a class are `part`'s.
+//! docs/container-format.md is the definition.
 //!
 //! The bytes are the truth: metadata decide only where bytes can be read in two ways, and metadata that
 //! contradict the bytes are an error, for one of the two is damaged.
@@ -7,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::packed::{Group, Packed, ScaleType};
+pub use super::part::ContainerPart;
 use super::{LayerTensor, Role};
 
 /// How our keys begin.
@@ -125,9 +127,34 @@ impl ContainerClass {
     pub fn key(self, field: &str) -> String {
         format!("{PREFIX}{}.{field}", self.name())
     }
+
+    /// The key of a field of one part of the class, written where the class is mixed.
+    #[must_use]
+    pub fn part_key(self, part: ContainerPart, field: &str) -> String {
+        format!("{PREFIX}{}.{}.{field}", self.name(), part.name_in(self))
+    }
 }
 
-/// What the metadata of a file say of one class; `None` where they say nothing, or that it is mixed.
+/// A weight by class and part: what metadata speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Subject {
+    class: ContainerClass,
+    part: Option<ContainerPart>,
+}
+
+impl Subject {
+    /// The subject that a weight belongs to; `None` for what stays as it is.
+    pub(super) fn of(role: Role, n_layers: usize) -> Option<Self> {
+        let class = ContainerClass::of(role, n_layers)?;
+        Some(Self { class, part: ContainerPart::of(role) })
+    }
+}
+
+/// The source that a container was made of, as a fingerprint.
+pub const SOURCE_KEY: &str = "tierkeep.source";
+
+/// What the metadata of a file say of one class or part; `None` where they say nothing, or that it is
+/// mixed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) bits: Option<u64>,
@@ -136,16 +163,49 @@ pub(super) struct Said {
 }
 
 impl Said {
+    fn of(get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |field: &str| get(field);
+        Self {
+            bits: get("bits").as_deref().and_then(bits_of),
+            group: get("group").as_deref().and_then(group_of),
+            scale: get("scale").as_deref().and_then(scale_of),
+        }
+    }
+}
+
+/// What is said of one weight: by its part where the metadata speak of that, by its class otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SaidOf {
+    subject: Subject,
+    of_part: Said,
+    of_class: Said,
+}
+
+impl SaidOf {
+    /// The bits of packed integers.
+    pub(super) fn bits(&self) -> Option<u64> {
+        self.of_part.bits.or(self.of_class.bits)
+    }
+
     /// The key and value that contradict what the bytes of rows of `cols` elements show, and what the
     /// value would have to be.
-    pub(super) fn contradicts(
+    pub(super) fn contradicts(&self, found: Packed, cols: u64) -> Option<(String, String)> {
+        let Subject { class, part } = self.subject;
+        let of_part = part
+            .and_then(|part| self.of_part.contradicts(found, cols, |f| class.part_key(part, f)));
+        of_part.or_else(|| self.of_class.contradicts(found, cols, |field| class.key(field)))
+    }
+}
+
+impl Said {
+    fn contradicts(
         &self,
-        class: ContainerClass,
         found: Packed,
         cols: u64,
+        key: impl Fn(&str) -> String,
     ) -> Option<(String, String)> {
         let told = |field, said: String, is: &str| {
-            Some((format!("{} = {said}", class.key(field)), is.to_owned()))
+            Some((format!("{} = {said}", key(field)), is.to_owned()))
         };
         if let Some(bits) = self.bits
             && bits != found.bits.number()
@@ -167,32 +227,34 @@ impl Said {
     }
 }
 
-/// What the metadata of a file say of all classes.
+/// What the metadata of a file say of all classes and of their parts.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Declared([Said; ContainerClass::ALL.len()]);
+pub(super) struct Declared {
+    classes: [Said; ContainerClass::ALL.len()],
+    parts: [[Said; ContainerPart::ALL.len()]; ContainerClass::ALL.len()],
+}
 
 impl Declared {
     /// Reads what is said; values that are not known count as nothing, for [`unknown`] refuses them.
     pub(super) fn of(metadata: &BTreeMap<String, String>) -> Self {
-        Self(ContainerClass::ALL.map(|class| {
-            let get = |field| metadata.get(&class.key(field)).map(String::as_str);
-            Said {
-                bits: get("bits").and_then(bits_of),
-                group: get("group").and_then(group_of),
-                scale: get("scale").and_then(scale_of),
-            }
-        }))
+        if !metadata.keys().any(|key| key.starts_with(PREFIX)) {
+            return Self::default();
+        }
+        let get = |key: String| metadata.get(&key).cloned();
+        Self {
+            classes: ContainerClass::ALL.map(|class| Said::of(|field| get(class.key(field)))),
+            parts: ContainerClass::ALL.map(|class| {
+                ContainerPart::ALL.map(|part| Said::of(|field| get(class.part_key(part, field))))
+            }),
+        }
     }
 
-    /// What is said of a class.
-    pub(super) fn class(&self, class: ContainerClass) -> Said {
-        let [experts, dense, embedding, mtp] = self.0;
-        match class {
-            ContainerClass::Experts => experts,
-            ContainerClass::Dense => dense,
-            ContainerClass::Embedding => embedding,
-            ContainerClass::Mtp => mtp,
-        }
+    /// What is said of a weight.
+    pub(super) fn said(&self, subject: Subject) -> SaidOf {
+        let at = |index: usize| self.classes.get(index).copied().unwrap_or_default();
+        let class = subject.class as usize;
+        let of_part = subject.part.and_then(|part| self.parts.get(class)?.get(part as usize));
+        SaidOf { subject, of_part: of_part.copied().unwrap_or_default(), of_class: at(class) }
     }
 }
 
@@ -269,11 +331,10 @@ mod tests {
             ("tierkeep.experts.scale", "f16"),
             ("tierkeep.dense.bits", "mixed"),
         ]));
-        let experts = said.class(ContainerClass::Experts);
+        let of = |class| said.said(Subject { class, part: None });
+        let experts = of(ContainerClass::Experts);
         let found = Packed { bits: PackedBits::Four, group: Group::Of64, scale: ScaleType::F16 };
-        let told = |found: Packed, cols| {
-            experts.contradicts(ContainerClass::Experts, found.for_cols(cols), cols)
-        };
+        let told = |found: Packed, cols| experts.contradicts(found.for_cols(cols), cols);
         assert_eq!(told(found, 256), None);
         // A row of one group.
         assert_eq!(told(found, 40), None);
@@ -285,9 +346,32 @@ mod tests {
         assert_eq!(differs(Packed { bits: PackedBits::Two, ..found }, 256), key("bits"));
         assert_eq!(differs(Packed { group: Group::Row, ..found }, 256), key("group"));
         assert_eq!(differs(Packed { scale: ScaleType::F32, ..found }, 256), key("scale"));
-        let dense = said.class(ContainerClass::Dense);
-        assert_eq!(dense.contradicts(ContainerClass::Dense, found, 256), None);
-        assert_eq!(said.class(ContainerClass::Mtp), Said::default());
+        let dense = of(ContainerClass::Dense);
+        assert_eq!(dense.contradicts(found, 256), None);
+        assert_eq!(of(ContainerClass::Mtp).of_class, Said::default());
+    }
+
+    #[test]
+    fn a_part_is_told_apart_from_its_class() {
+        let said = Declared::of(&metadata(&[
+            ("tierkeep.experts.bits", "mixed"),
+            ("tierkeep.experts.down.bits", "8"),
+            ("tierkeep.mtp.experts.down.bits", "2"),
+            ("tierkeep.dense.shared.down.bits", "8"),
+        ]));
+        let down = |class| {
+            let part = Some(ContainerPart::ExpertDown);
+            said.said(Subject { class, part })
+        };
+        assert_eq!(down(ContainerClass::Experts).bits(), Some(8));
+        assert_eq!(down(ContainerClass::Mtp).bits(), Some(2));
+        assert_eq!(down(ContainerClass::Dense).bits(), None);
+        let gate =
+            Subject { class: ContainerClass::Experts, part: Some(ContainerPart::ExpertGate) };
+        assert_eq!(said.said(gate).bits(), None);
+        let four = Packed::plain(PackedBits::Four);
+        let (key, shown) = down(ContainerClass::Experts).contradicts(four, 64).unwrap_or_default();
+        assert_eq!((key.as_str(), shown.as_str()), ("tierkeep.experts.down.bits = 8", "4"));
     }
 
     #[test]

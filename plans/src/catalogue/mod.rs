@@ -12,6 +12,7 @@ pub mod header;
 mod layout;
 pub mod outline;
 mod packed;
+mod part;
 pub mod roles;
 mod shards;
 pub mod sidecar;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::missing;
 use super::required::expected_shape;
 use super::stored::{self, FusedForm};
-use crate::catalogue::container::{ContainerClass, Declared, Said};
+use crate::catalogue::container::{Declared, SaidOf, Subject};
 use crate::catalogue::header::RawTensor;
 use crate::catalogue::layout::{self, ExpertForm, FoundMatrix};
 use crate::catalogue::roles::{self, FusedTensor, Part, Projection, Role};
@@ -172,15 +172,9 @@ impl<'a> Found<'a> {
     }
 
     /// What the metadata of its file say of a weight.
-    fn said(
-        &self,
-        spec: &ArchSpec,
-        role: Role,
-        weight: FoundTensor<'_>,
-    ) -> Option<(ContainerClass, Said)> {
-        let class = ContainerClass::of(role, spec.n_layers)?;
-        let declared = self.declared.get(weight.span.shard as usize)?;
-        Some((class, declared.class(class)))
+    fn said(&self, spec: &ArchSpec, role: Role, weight: FoundTensor<'_>) -> Option<SaidOf> {
+        let subject = Subject::of(role, spec.n_layers)?;
+        Some(self.declared.get(weight.span.shard as usize)?.said(subject))
     }
 
     /// Scales that the weight's type has no use for are left over.

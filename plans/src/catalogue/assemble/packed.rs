@@ -7,7 +7,7 @@
 
 use super::found::{FoundTensor, Parts};
 use super::stored::{Stored, wrong_shape};
-use crate::catalogue::container::{ContainerClass, Said};
+use crate::catalogue::container::SaidOf;
 use crate::catalogue::header::DType;
 use crate::catalogue::{CatalogueError, Group, Packed, PackedBits, ScaleType, StoredType};
 
@@ -19,7 +19,7 @@ pub(super) fn packed(
     weight: FoundTensor<'_>,
     parts: &Parts<'_>,
     (rows, cols): (u64, u64),
-    said: Option<(ContainerClass, Said)>,
+    said: Option<SaidOf>,
 ) -> Result<Stored, CatalogueError> {
     let wrong = |found: String, expected: String, remedy| CatalogueError::Packing {
         tensor: weight.raw.name.to_owned(),
@@ -31,13 +31,13 @@ pub(super) fn packed(
         let found = "packed U8 without its .qs scales".to_owned();
         return Err(wrong(found, format!("them in {}.qs", weight.raw.name), FETCH));
     };
-    let bits = bits(weight, (rows, cols), said.and_then(|(_, said)| said.bits))?;
+    let bits = bits(weight, (rows, cols), said.and_then(|said| said.bits()))?;
     let Some(scale) = scale_type(scales.raw.dtype) else {
         let found = format!("packed U8 with {} scales in {}", scales.raw.dtype, scales.raw.name);
         return Err(wrong(found, "F32 or F16 scales".to_owned(), CONVERT));
     };
     let packed = Packed { bits, group: group(scales, (rows, cols))?, scale };
-    let contradiction = said.and_then(|(class, said)| said.contradicts(class, packed, cols));
+    let contradiction = said.and_then(|said| said.contradicts(packed, cols));
     if let Some((said, shown)) = contradiction {
         let found = format!("{} by its bytes", packed.name());
         let expected = format!("what its file's metadata say ({said}, where bytes show {shown})");

@@ -3,7 +3,7 @@
 
 use super::found::{FoundTensor, Parts};
 use super::packed;
-use crate::catalogue::container::{ContainerClass, Said};
+use crate::catalogue::container::SaidOf;
 use crate::catalogue::header::DType;
 use crate::catalogue::{CatalogueError, Scales, Span, StoredType};
 use crate::spec::ArchSpec;
@@ -81,7 +81,7 @@ pub(super) fn stored(
     weight: FoundTensor<'_>,
     parts: &Parts<'_>,
     (rows, cols): (u64, u64),
-    said: Option<(ContainerClass, Said)>,
+    said: Option<SaidOf>,
 ) -> Result<Stored, CatalogueError> {
     let has_shape = || {
         let shape = &weight.raw.shape;

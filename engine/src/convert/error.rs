@@ -1,0 +1,129 @@
+//! Why a conversion stops: every message names the file or the weight and what to do.
+
+use std::path::PathBuf;
+
+use tierkeep_plans::catalogue::StoredType;
+use tierkeep_plans::units::Bytes;
+
+use crate::support::Unsupported;
+
+/// Why a conversion stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// A file could not be read or written.
+    #[error("{}: cannot {doing}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The disk filled up.
+    #[error(
+        "{}: no space left, the whole output needs {needed}: free space and convert to the same folder again", path.display()
+    )]
+    NoSpace {
+        /// The file that could not grow.
+        path: PathBuf,
+        /// Bytes of all weight files.
+        needed: Bytes,
+    },
+    /// A source file ended early.
+    #[error("{}: ends before byte {end}: the file changed since its header was read; fetch it again", path.display())]
+    SourceCut {
+        /// The shard.
+        path: PathBuf,
+        /// One past the last byte wanted.
+        end: u64,
+    },
+    /// A small file that every model has is absent.
+    #[error("{} is missing: a model needs it", path.display())]
+    MissingFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// OUT holds something else.
+    #[error(
+        "{} is not empty (it holds {found}): give a folder that is new or empty", directory.display()
+    )]
+    OutputNotEmpty {
+        /// The folder.
+        directory: PathBuf,
+        /// One of its entries.
+        found: String,
+    },
+    /// OUT is being written to.
+    #[error("{} is being written by another conversion: wait for it or give another folder", directory.display())]
+    OutputBusy {
+        /// The folder.
+        directory: PathBuf,
+    },
+    /// The model is planned and cannot be run by this build; what it would become could not either.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The source is packed already.
+    #[error(
+        "{weight} is stored as {} and cannot become {}: quantising twice adds error; convert from the published weights or keep these bits",
+        stored.name(), wanted.name()
+    )]
+    Requantise {
+        /// Its published name.
+        weight: String,
+        /// What the source holds.
+        stored: StoredType,
+        /// What was asked for.
+        wanted: StoredType,
+    },
+    /// A weight is infinite or not a number.
+    #[error(
+        "{weight} row {row} column {col} holds an infinity or NaN: the checkpoint is damaged; fetch it again or keep these bits"
+    )]
+    NotFinite {
+        /// Its published name.
+        weight: String,
+        /// The row.
+        row: u64,
+        /// The column.
+        col: u64,
+    },
+    /// A weight of 32 bits is beyond bf16.
+    #[error(
+        "{weight} row {row} column {col} is beyond the largest bf16, about 3.39e38: keep these bits"
+    )]
+    TooLargeForBf16 {
+        /// Its published name.
+        weight: String,
+        /// The row.
+        row: u64,
+        /// The column.
+        col: u64,
+    },
+    /// A weight is too large for scales of 16 bits.
+    #[error(
+        "{weight} row {row} needs a scale beyond 65504, the largest of f16: use --scales f32 or keep these bits"
+    )]
+    ScaleTooLarge {
+        /// Its published name.
+        weight: String,
+        /// The row.
+        row: u64,
+    },
+    /// A piece of an expert lies in none of the reads that bring the expert.
+    #[error(
+        "{weight} lies outside the reads that bring its expert: a fault of this program, please report it"
+    )]
+    Misplaced {
+        /// Its published name.
+        weight: String,
+    },
+    /// A header would be longer than readers accept.
+    #[error("{} would need a header of {header_bytes} bytes, more than readers accept: ask for smaller files", path.display())]
+    HeaderTooLarge {
+        /// The output file.
+        path: PathBuf,
+        /// Its header.
+        header_bytes: u64,
+    },
+}
