@@ -549,7 +549,10 @@ fn an_interrupted_conversion_is_no_model_and_can_be_done_again() {
     let out = TempDir::new().unwrap();
     let options = ConvertOptions { shard_bytes: Bytes(5_000), ..ConvertOptions::default() };
     let error = run(bad.path(), out.path(), &options).unwrap_err();
-    assert!(error.to_string().starts_with("model.layers.2.eh_proj.weight row 3 holds"), "{error}");
+    assert!(
+        error.to_string().starts_with("model.layers.2.eh_proj.weight row 3 column 0 holds"),
+        "{error}"
+    );
     assert!(!shards(out.path()).is_empty(), "finished files keep their names");
     assert!(matches!(Catalogue::open(out.path()).unwrap_err(), CatalogueError::NotAModel { .. }));
 
