@@ -258,7 +258,23 @@ fn convert(error: &ConvertError) -> Class {
         ConvertError::Unsupported(_) => verdict("convert.unsupported"),
         ConvertError::Requantise { .. } => verdict("convert.requantise"),
         ConvertError::NotFinite { .. } => verdict("convert.not_finite"),
-        _ => failure("convert"),
+        ConvertError::Fused { .. } => verdict("convert.fused"),
+        ConvertError::ScaleTooLarge { .. } | ConvertError::TooLargeForBf16 { .. } => {
+            verdict("convert.too_large")
+        }
+        ConvertError::SourceCut { .. } => verdict("convert.source_cut"),
+        ConvertError::NotAsWritten { .. } => verdict("convert.not_as_written"),
+        ConvertError::NoSpace { .. } => failure("convert.no_space"),
+        ConvertError::OtherConversion { .. } => failure("convert.other_conversion"),
+        ConvertError::CannotConsume { .. } => failure("convert.cannot_consume"),
+        ConvertError::OutputNotEmpty { .. } => failure("convert.output_not_empty"),
+        ConvertError::OutputBusy { .. } => failure("convert.output_busy"),
+        ConvertError::Io { .. }
+        | ConvertError::MissingFile { .. }
+        | ConvertError::Misplaced { .. }
+        | ConvertError::HeaderTooLarge { .. }
+        | ConvertError::Threads { .. }
+        | ConvertError::Interrupted => failure("convert"),
     }
 }
 

@@ -14,7 +14,8 @@ use super::ModelArg;
 pub(crate) struct ConvertArgs {
     /// The model: a folder, or OWNER/NAME in the hub client's cache.
     pub(crate) model: ModelArg,
-    /// The folder to write; it must be new or empty.
+    /// The folder to write: new, empty, or with an unfinished conversion by the same command, which goes
+    /// on.
     pub(crate) out: PathBuf,
     /// Bits of routed experts: 8, 4, 2, 16 or keep; parts apart as gate, up or down.
     #[arg(long, default_value = "8", value_name = "BITS", value_parser = experts)]
@@ -38,9 +39,22 @@ pub(crate) struct ConvertArgs {
     /// Size of an output file at most.
     #[arg(long, value_name = "SIZE")]
     pub(crate) shard: Option<SizeRequest>,
-    /// Say how large the output would be; write nothing.
+    /// Threads that convert, instead of one for each core.
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    /// Say how large the output would be, how long it would take and how it would run; write nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Delete each weight file of MODEL once everything that needs anything of it is written and read
+    /// back. Nothing else of MODEL is deleted.
+    #[arg(long)]
+    pub(crate) consume: bool,
+    /// Read each file back from the disk and compare it before it gets its name; --consume always does.
+    #[arg(long)]
+    pub(crate) read_back: bool,
+    /// Begin anew where OUT holds an unfinished conversion.
+    #[arg(long, conflicts_with = "consume")]
+    pub(crate) restart: bool,
 }
 
 fn experts(text: &str) -> Result<Choices, OptionError> {

@@ -50,6 +50,18 @@ With plan files:
   tierkeep plan plan.toml --explain 3:17         layer 3, expert 17
   tierkeep plan MODEL --ram 20GB --explain lm_head.weight";
 
+const CONVERT_EXAMPLES: &str = "\
+BITS are 8, 4, 2, 16 or keep, with a group and scales of their own if need be (4-g64-f16, 8-row), then
+parts apart: BITS,PART=BITS,... or PART=BITS,... alone.
+
+Examples:
+  tierkeep convert MODEL OUT --dry-run
+  tierkeep convert MODEL OUT --experts 4 --group 64 --scales f16
+  tierkeep convert MODEL OUT --experts gate=4,up=4,down=8 --dense 8,shared.down=16
+  tierkeep convert MODEL OUT --experts 4-g32-f16 --dense 8-row --embedding 8,head=16 --mtp keep
+  tierkeep convert MODEL OUT --experts 4 --consume    where there is no room for both
+A conversion that was stopped goes on when the same command is given again.";
+
 const USAGE_EXAMPLES: &str = "\
 Examples:
   tierkeep usage show examples/glm-nano
@@ -101,9 +113,7 @@ pub(crate) enum Verb {
     )]
     Verify(VerifyArgs),
     /// Write a model as a packed container: 8-, 4- or 2-bit weights, each expert in one read.
-    #[command(
-        after_help = "Examples:\n  tierkeep convert MODEL OUT --experts 4\n  tierkeep convert MODEL OUT --experts 8 --dense 8 --embedding keep --dry-run"
-    )]
+    #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
     /// What is remembered of a model's use: show it, import counts, reset it.
     #[command(after_help = USAGE_EXAMPLES)]

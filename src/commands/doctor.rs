@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, anyhow};
 use tierkeep_doctor::Facts;
+use tierkeep_engine::convert;
 use tierkeep_engine::payload::{self, FileSource, PayloadFile, PayloadReport};
 use tierkeep_engine::text::check::{self as text, ModelTokens};
 use tierkeep_engine::text::{Text, TextError};
@@ -39,6 +40,10 @@ pub(crate) fn run(args: &DoctorArgs, context: &Context) -> Result<Outcome> {
             let report = read_everything(&looked.files, context);
             is_interrupted = report.interrupted;
             checks.extend(payload::payload_checks(&report));
+            if !is_interrupted && looked.download.is_none() {
+                checks.push(checksums(&looked.directory, context));
+                is_interrupted = context.interrupted.load(Ordering::SeqCst);
+            }
         }
         download = looked.download;
     }
@@ -220,6 +225,23 @@ fn plan_checks(looked: &Looked, facts: &Facts) -> Vec<Check> {
         ),
     }
     all
+}
+
+/// Compares a container's files with the checksums of their writing, with a progress bar.
+fn checksums(directory: &Path, context: &Context) -> Check {
+    let _heeding = context.heeding();
+    let total = convert::checksummed_bytes(directory).0;
+    let bar = Bar::bytes("comparing checksums");
+    let mut done = 0;
+    convert::checksums(directory, &mut |bytes| {
+        done += bytes;
+        bar.set(done, total);
+        if context.interrupted.load(Ordering::SeqCst) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })
 }
 
 /// Reads every byte, with a progress bar, until an interrupt.

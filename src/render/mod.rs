@@ -39,7 +39,7 @@ use serde::Serialize;
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
 pub(crate) use compared::{differences, staleness};
-pub(crate) use conversion::{conversion, dry_run};
+pub(crate) use conversion::{DryRun, PlanAfter, conversion};
 pub(crate) use demo::{demo_close, demo_machine, demo_prompt, demo_run, demo_title};
 pub(crate) use doctor::DoctorReport;
 pub(crate) use download::{

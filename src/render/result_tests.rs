@@ -10,7 +10,7 @@ use tierkeep_doctor::{
     FilesystemKind, HugePagePool, NumaNode,
 };
 use tierkeep_engine::AccessCounts;
-use tierkeep_engine::convert::{ClassReport, ConvertReport, TensorClass};
+use tierkeep_engine::convert::{ClassReport, ConvertReport, Forecast, TensorClass};
 use tierkeep_engine::generate::Ended;
 use tierkeep_engine::report::{
     Comparison, ExpertsReport, Figure, FootprintReport, LayerReport, LineReport, LoadReport,
@@ -18,6 +18,7 @@ use tierkeep_engine::report::{
 };
 use tierkeep_engine::verify::{CaseReport, OracleCase};
 use tierkeep_plans::budget::Line;
+use tierkeep_plans::catalogue::CatalogueError;
 use tierkeep_plans::catalogue::StopTokens;
 use tierkeep_plans::checks::{self, Check};
 use tierkeep_plans::plan::Range;
@@ -26,8 +27,8 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 
 use super::testing::{machine, nano, snapshot, workstation};
 use super::{
-    DoctorReport, Verified, causes, conversion, demo_close, demo_machine, demo_run, demo_title,
-    dry_run, error_text, plan_in_brief, run_report, verification, warning_text,
+    DoctorReport, DryRun, PlanAfter, Verified, causes, conversion, demo_close, demo_machine,
+    demo_run, demo_title, error_text, plan_in_brief, run_report, verification, warning_text,
 };
 use crate::commands::demo::DemoRun;
 use crate::commands::memory::Memory;
@@ -395,6 +396,8 @@ fn a_conversion() {
     };
     let report = ConvertReport {
         files: (0..78).map(|at| PathBuf::from(format!("{at}"))).collect(),
+        files_of_earlier: 0,
+        consumed: Vec::new(),
         copied: Vec::new(),
         classes: vec![
             class(TensorClass::Experts, 57_600, 724_775_731_200, 363_000_000_000, Some(0.0712)),
@@ -410,12 +413,32 @@ fn a_conversion() {
     let long = Path::new(
         "/srv/models/converted/zai-org/GLM-5.2-FP8/int4-groups-of-64-scales-of-16-bits-mtp-at-8-bits/checked",
     );
-    snapshot("convert", |style| conversion(Path::new("/models/glm-int4"), &report, style));
-    snapshot("convert-long-path", |style| conversion(long, &report, style));
+    let elapsed = std::time::Duration::from_secs(742);
+    snapshot("convert", |style| conversion(Path::new("/models/glm-int4"), &report, elapsed, style));
+    let resumed = ConvertReport {
+        files_of_earlier: 41,
+        consumed: vec![PathBuf::from("a"), PathBuf::from("b")],
+        ..report.clone()
+    };
+    snapshot("convert-long-path", |style| conversion(long, &resumed, elapsed, style));
+    let forecast = Forecast {
+        classes: report.classes,
+        bytes_in: report.bytes_in,
+        bytes_out: report.bytes_out,
+        peak_consuming: Bytes(9_000_000_000),
+        n_files: 78,
+        unrecognised_bytes: Bytes(1_000_000),
+        catalogue: Err(CatalogueError::NotAModel { directory: PathBuf::new() }),
+    };
+    let refused = PlanAfter::Refused { why: "does not fit".to_owned(), read: Some(2e9) };
+    let unreadable = PlanAfter::Unreadable("no header".to_owned());
     snapshot("convert-dry-run", |style| {
-        [Path::new("/models/glm-int4"), long]
-            .map(|out| dry_run(out, Bytes(372_090_000_000), style))
-            .concat()
+        let view = |out, free, consumes, after| {
+            DryRun { out, forecast: &forecast, free, consumes, after, lacking: None }.text(style)
+        };
+        view(Path::new("/models/glm-int4"), Some(Bytes(400_000_000_000)), false, &refused)
+            + &view(long, Some(Bytes(8_000_000_000)), true, &refused)
+            + &view(long, None, true, &unreadable)
     });
 }
 

@@ -54,6 +54,51 @@ pub enum ConvertError {
         /// One of its entries.
         found: String,
     },
+    /// OUT holds an unfinished conversion that cannot go on as asked.
+    #[error("{} {how}: {remedy}", directory.display())]
+    OtherConversion {
+        /// The folder.
+        directory: PathBuf,
+        /// What differs.
+        how: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A file that was written is not what the disk gives back.
+    #[error(
+        "{}: the disk gives back other bytes than were written: check the disk, remove the file and convert to the same folder again", path.display()
+    )]
+    NotAsWritten {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The source may not be deleted.
+    #[error("{} cannot be consumed: {why}; convert without --consume", path.display())]
+    CannotConsume {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        why: &'static str,
+    },
+    /// Gate and up of the experts are one tensor.
+    #[error(
+        "{weight} holds gate and up of all experts in one, and containers keep them apart: run the published weights as they are, in {}", stored.name()
+    )]
+    Fused {
+        /// Its published name.
+        weight: String,
+        /// What the source holds.
+        stored: StoredType,
+    },
+    /// No thread could be started.
+    #[error("cannot start a thread: {source}")]
+    Threads {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The caller stopped it.
+    #[error("interrupted: convert to the same folder again to go on")]
+    Interrupted,
     /// OUT is being written to.
     #[error("{} is being written by another conversion: wait for it or give another folder", directory.display())]
     OutputBusy {

@@ -48,11 +48,21 @@ impl Job {
         self.weight.bytes + self.scales.map_or(0, |s| s.bytes)
     }
 
-    fn weight_bytes_out(&self) -> u64 {
+    /// Whether the output has the bytes of the source.
+    pub(super) fn is_copied(&self) -> bool {
+        self.target == self.stored
+    }
+
+    /// Where its bytes lie in the source.
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span> {
+        [Some(self.weight), self.scales].into_iter().flatten()
+    }
+
+    pub(super) fn weight_bytes_out(&self) -> u64 {
         self.rows * self.target.row_bytes(self.cols)
     }
 
-    fn scale_bytes_out(&self) -> u64 {
+    pub(super) fn scale_bytes_out(&self) -> u64 {
         self.target.packed().map_or(0, |packed| self.rows * packed.row_scale_bytes(self.cols))
     }
 
@@ -109,6 +119,13 @@ pub(super) struct ShardPlan {
     data_bytes: u64,
 }
 
+impl ShardPlan {
+    /// Its size.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.header.len() as u64 + self.data_bytes
+    }
+}
+
 /// The whole output.
 pub(super) struct OutputPlan {
     pub(super) jobs: Vec<Job>,
@@ -120,8 +137,26 @@ impl OutputPlan {
         self.header_bytes() + self.shards.iter().map(|s| Bytes(s.data_bytes)).sum()
     }
 
+    /// Of all headers: another one means another output.
+    pub(super) fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for shard in &self.shards {
+            hasher.update(&shard.header);
+        }
+        hasher.finalize().to_hex()[..32].to_owned()
+    }
+
     pub(super) fn header_bytes(&self) -> Bytes {
         self.shards.iter().map(|s| Bytes(s.header.len() as u64)).sum()
+    }
+
+    /// The weights of a file.
+    pub(super) fn jobs_of(&self, shard: &ShardPlan) -> impl Iterator<Item = &Job> {
+        let job = |entry: &Entry| match entry {
+            Entry::Pad(_) => None,
+            Entry::Job(job) => self.jobs.get(*job),
+        };
+        shard.entries.iter().filter_map(job)
     }
 
     pub(super) fn padding_bytes(&self) -> Bytes {

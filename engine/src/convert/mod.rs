@@ -1,20 +1,32 @@
 //! Writes a model as a packed container: integers with a scale for each row or group of a row, each
-//! expert one aligned read. Owns the options, the order of work and the report; the arithmetic is `quantise`'s, the
-//! placing of tensors `layout`'s, the files `output`'s.
+//! expert one aligned read. Owns the order of work; the options are `options`'s, the arithmetic `quantise`'s
+//! and `rows`'s, the placing of tensors `layout`'s, threads `work`'s, the files `output`'s and `writer`'s, what is
+//! done already `journal`'s, deleting the source `consume`'s.
 //!
-//! It reads what the catalogue lists and nothing else, holds one chunk of rows at a time, and
-//! writes the same bytes for the same model and options. It neither prints nor probes the disk:
-//! [`planned_bytes`] says what a caller should find free.
+//! It reads what the catalogue lists and nothing else, holds a few pieces of 4 MiB for each thread, and
+//! writes the same bytes for the same model and options, whatever the threads and however often it was
+//! stopped. It neither prints nor probes the disk: [`planned_bytes`] says what a caller should find free.
 
+mod consume;
+mod disk;
 mod error;
+#[cfg(test)]
+mod fault_tests;
+mod forecast;
+mod journal;
 mod layout;
+mod manifest;
 mod options;
 mod output;
+mod pieces;
 mod quantise;
 mod report;
 mod rows;
 mod source;
+mod work;
+mod writer;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use tierkeep_plans::catalogue::Catalogue;
@@ -22,20 +34,40 @@ use tierkeep_plans::catalogue::container::SOURCE_KEY;
 use tierkeep_plans::catalogue::header::read_header;
 use tierkeep_plans::units::Bytes;
 
+pub use self::consume::open_consumed;
+use self::disk::{OutputDisk, SystemOutput};
 pub use self::error::ConvertError;
-use self::layout::{Entry, Job, OutputPlan};
+pub use self::forecast::{Forecast, forecast};
+use self::journal::{Begun, Finished};
+use self::layout::OutputPlan;
+use self::manifest::Manifest;
+pub use self::manifest::{checksummed_bytes, checksums};
 pub use self::options::{
     Bits, Choices, ConvertOptions, DEFAULT_SHARD_BYTES, Form, OptionError, Packing,
     group_from_text, scale_from_text,
 };
-use self::output::{OutputDirectory, ShardWriter};
-use self::quantise::{RowFault, RowQuantiser};
+use self::output::OutputDirectory;
 use self::report::Tally;
 pub use self::report::{ClassReport, ConvertProgress, ConvertReport, TensorClass};
 use self::source::SourceFiles;
+use self::work::Teller;
+use crate::disk::SystemDisk;
 
-/// Source bytes that are held at a time; a row that is longer is held whole.
-const CHUNK_BYTES: u64 = 4 << 20;
+/// How a conversion is carried out; nothing of it changes what is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Execution {
+    /// Threads that convert; `None` for as many as the system says can run at once.
+    pub threads: Option<usize>,
+    /// Reads each file back from the disk and compares it before it gets its name.
+    pub read_back: bool,
+    /// Deletes each source file once everything that needs anything of it is written and read back.
+    pub consume: bool,
+    /// Begins anew where an earlier try could go on.
+    pub restart: bool,
+}
+
+/// Told where a conversion stands; stops it by [`ControlFlow::Break`].
+pub type Progress<'a> = &'a mut dyn FnMut(ConvertProgress) -> ControlFlow<()>;
 
 /// Bytes of all weight files that a conversion with these options writes, to the byte.
 ///
@@ -45,11 +77,22 @@ pub fn planned_bytes(
     catalogue: &Catalogue,
     options: &ConvertOptions,
 ) -> Result<Bytes, ConvertError> {
-    Ok(plan(catalogue, options)?.file_bytes())
+    Ok(plan(catalogue, options, None)?.0.file_bytes())
 }
 
-fn plan(catalogue: &Catalogue, options: &ConvertOptions) -> Result<OutputPlan, ConvertError> {
-    layout::plan(catalogue, options, &published_fingerprint(catalogue))
+/// The whole output, and the fingerprint of the weights that were published.
+fn plan(
+    catalogue: &Catalogue,
+    options: &ConvertOptions,
+    out: Option<&Path>,
+) -> Result<(OutputPlan, String), ConvertError> {
+    let begun = out.and_then(journal::peek).map(|(begun, _)| begun);
+    let begun = begun.filter(|begun| begun.is_of(&catalogue.fingerprint));
+    let published = match begun {
+        Some(begun) => begun.published,
+        None => published_fingerprint(catalogue),
+    };
+    Ok((layout::plan(catalogue, options, &published)?, published))
 }
 
 /// The fingerprint of the weights that a model was made of: what its container says, or its own.
@@ -63,8 +106,9 @@ fn published_fingerprint(catalogue: &Catalogue) -> String {
 
 /// Writes the model of `catalogue` to the folder `out`.
 ///
-/// `out` is made if need be. It must be empty or hold an earlier conversion that was interrupted,
-/// which is then done anew. config.json gets its name last, so what is unfinished is not a model.
+/// `out` is made if need be. It must be empty or hold an earlier try of the same conversion, which then
+/// goes on after the last file that it finished. config.json gets its name last, so what is unfinished
+/// is not a model.
 ///
 /// # Errors
 /// [`ConvertError`]: every variant names the file or the weight and what to do.
@@ -72,147 +116,176 @@ pub fn convert(
     catalogue: &Catalogue,
     out: &Path,
     options: &ConvertOptions,
-    progress: &mut dyn FnMut(ConvertProgress),
+    execution: &Execution,
+    progress: Progress<'_>,
 ) -> Result<ConvertReport, ConvertError> {
-    let plan = plan(catalogue, options)?;
-    let directory = OutputDirectory::prepare(out, plan.file_bytes())?;
-    directory.stage_small_files(&catalogue.directory)?;
-    let mut work = Work {
-        source: SourceFiles::new(catalogue),
-        tally: Tally::new(&plan),
-        state: ConvertProgress {
-            file: 0,
-            files: plan.shards.len(),
-            bytes_read: Bytes(0),
-            bytes_read_total: Bytes(plan.jobs.iter().map(Job::bytes_in).sum()),
-            bytes_written: Bytes(0),
-            bytes_written_total: plan.file_bytes(),
-        },
-        progress,
-    };
-    let mut files = Vec::new();
-    for (index, shard) in plan.shards.iter().enumerate() {
-        work.state.file = index + 1;
-        let mut writer = directory.create_shard(&shard.file_name)?;
-        work.write(&mut writer, &shard.header)?;
-        for entry in &shard.entries {
-            match entry {
-                Entry::Pad(bytes) => work.write(&mut writer, &vec![0; *bytes as usize])?,
-                Entry::Job(job) => work.write_job(&mut writer, *job, &plan.jobs[*job])?,
-            }
-        }
-        files.push(writer.finish()?);
+    convert_on(&SystemOutput, catalogue, out, (options, execution), progress)
+}
+
+/// The same on any disk.
+fn convert_on(
+    disk: &dyn OutputDisk,
+    catalogue: &Catalogue,
+    out: &Path,
+    (options, execution): (&ConvertOptions, &Execution),
+    progress: Progress<'_>,
+) -> Result<ConvertReport, ConvertError> {
+    let (plan, published) = plan(catalogue, options, Some(out))?;
+    let begun = Begun::of(catalogue, options, &plan, &published);
+    if execution.consume {
+        let consumed = journal::peek(out).map_or_else(Vec::new, |(_, consumed)| consumed);
+        consume::check(catalogue, out, &consumed)?;
     }
+    let mut directory =
+        OutputDirectory::prepare(out, disk, plan.file_bytes(), begun, execution.restart)?;
+    if execution.consume && directory.journal.consumed.is_empty() {
+        directory.keep_headers(&consume::headers_text(catalogue)?)?;
+    }
+    directory.stage_small_files(&catalogue.directory)?;
+    let source = SourceFiles::new(catalogue, &SystemDisk);
+    let mut work = Work {
+        catalogue,
+        plan: &plan,
+        execution,
+        freed: consume::freed_after(&plan, catalogue.shards.len()),
+        source: &source,
+        teller: Teller { state: ConvertProgress::start(&plan), progress },
+        tally: Tally::default(),
+        finished: Vec::new(),
+        n_earlier: 0,
+    };
+    for index in 0..plan.shards.len() {
+        work.shard(index, &mut directory)?;
+    }
+    let files: Vec<&Finished> = work.finished.iter().collect();
+    let manifest = Manifest::new(&published, options.in_words(), &files).text();
     directory.write_index(&plan.index())?;
-    let report = work.tally.report(files, &plan, catalogue.unrecognised_bytes);
-    let copied = directory.finish()?;
-    Ok(ConvertReport { copied, ..report })
+    directory.write_manifest(&manifest)?;
+    let consumed = &directory.journal.consumed;
+    let consumed = consumed.iter().map(|name| catalogue.directory.join(name)).collect();
+    let classes = work.tally.classes(&plan);
+    let report = ConvertReport {
+        files: plan.shards.iter().map(|shard| out.join(&shard.file_name)).collect(),
+        files_of_earlier: work.n_earlier,
+        consumed,
+        copied: Vec::new(),
+        bytes_in: classes.iter().map(|class| class.bytes_in).sum(),
+        bytes_out: plan.file_bytes(),
+        padding_bytes: plan.padding_bytes(),
+        header_bytes: plan.header_bytes(),
+        classes,
+        unrecognised_bytes: catalogue.unrecognised_bytes,
+    };
+    Ok(ConvertReport { copied: directory.finish()?, ..report })
 }
 
 /// A conversion in work.
 struct Work<'a> {
-    source: SourceFiles<'a>,
+    catalogue: &'a Catalogue,
+    plan: &'a OutputPlan,
+    execution: &'a Execution,
+    /// For each output file the source files that may go after it.
+    freed: Vec<Vec<u32>>,
+    source: &'a SourceFiles<'a>,
+    teller: Teller<'a>,
     tally: Tally,
-    state: ConvertProgress,
-    progress: &'a mut dyn FnMut(ConvertProgress),
+    finished: Vec<Finished>,
+    n_earlier: usize,
 }
 
 impl Work<'_> {
-    fn write(&mut self, writer: &mut ShardWriter, bytes: &[u8]) -> Result<(), ConvertError> {
-        writer.write(bytes)?;
-        self.state.bytes_written = self.state.bytes_written + Bytes(bytes.len() as u64);
-        (self.progress)(self.state);
-        Ok(())
-    }
-
-    fn write_job(
+    /// Writes one file unless an earlier try has, and gives up what of the source was for it.
+    fn shard(
         &mut self,
-        writer: &mut ShardWriter,
         index: usize,
-        job: &Job,
+        directory: &mut OutputDirectory<'_>,
     ) -> Result<(), ConvertError> {
-        if job.target == job.stored {
-            return self.copy(writer, job);
-        }
-        let mut scales = Vec::new();
-        let mut rows = Rows::new(job);
-        let row_bytes = job.stored.row_bytes(job.cols);
-        let rows_per_chunk = (CHUNK_BYTES / row_bytes).max(1);
-        let (mut buffer, mut weights) = (Vec::new(), Vec::new());
-        let mut first = 0;
-        while first < job.rows {
-            let n_rows = rows_per_chunk.min(job.rows - first);
-            self.source.read(job.weight, first * row_bytes, n_rows * row_bytes, &mut buffer)?;
-            weights.clear();
-            for (row, bytes) in buffer.chunks_exact(row_bytes as usize).enumerate() {
-                let error = rows.push(bytes, first + row as u64, &mut weights, &mut scales)?;
-                self.tally.add_row(job.class, index, error);
+        let Some(shard) = self.plan.shards.get(index) else { return Ok(()) };
+        self.teller.state.file = index + 1;
+        let read_back = self.execution.read_back || self.execution.consume;
+        let finished = match directory.earlier(&shard.file_name)? {
+            Some(finished) => {
+                self.n_earlier += 1;
+                if read_back && !finished.read_back {
+                    directory.read_back(&finished)?;
+                }
+                let read: u64 = self.plan.jobs_of(shard).map(layout::Job::bytes_in).sum();
+                if self.teller.add(read, shard.file_bytes()).is_break() {
+                    return Err(ConvertError::Interrupted);
+                }
+                finished
             }
-            self.state.bytes_read = self.state.bytes_read + Bytes(n_rows * row_bytes);
-            self.write(writer, &weights)?;
-            first += n_rows;
-        }
-        self.write(writer, &scales)
-    }
-
-    /// Copies a weight, then its scales if it has any.
-    fn copy(&mut self, writer: &mut ShardWriter, job: &Job) -> Result<(), ConvertError> {
-        let mut buffer = Vec::new();
-        for span in [Some(job.weight), job.scales].into_iter().flatten() {
-            let mut done = 0;
-            while done < span.bytes {
-                let bytes = CHUNK_BYTES.min(span.bytes - done);
-                self.source.read(span, done, bytes, &mut buffer)?;
-                self.state.bytes_read = self.state.bytes_read + Bytes(bytes);
-                self.write(writer, &buffer)?;
-                done += bytes;
-            }
+            None => self.write(shard, read_back, directory)?,
+        };
+        self.tally.add_file(&finished.errors);
+        self.finished.push(finished);
+        if self.execution.consume {
+            let freed = self.freed.get(index).cloned().unwrap_or_default();
+            self.give_up(&freed, directory)?;
         }
         Ok(())
     }
-}
 
-/// Rows of one weight on their way to another type.
-struct Rows<'a> {
-    job: &'a Job,
-    quantiser: Option<RowQuantiser>,
-    row: Vec<f32>,
-}
-
-impl<'a> Rows<'a> {
-    fn new(job: &'a Job) -> Self {
-        let cols = job.cols as usize;
-        let quantiser = job.target.packed().map(|target| RowQuantiser::new(target, cols));
-        Self { job, quantiser, row: vec![0.0; cols] }
+    fn write(
+        &mut self,
+        shard: &layout::ShardPlan,
+        read_back: bool,
+        directory: &mut OutputDirectory<'_>,
+    ) -> Result<Finished, ConvertError> {
+        let threads = self.execution.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+        });
+        let mut writer = directory.create_shard(&shard.file_name, shard.file_bytes())?;
+        let mut tally = Tally::default();
+        let teller = &mut self.teller;
+        let told = teller.add(0, shard.header.len() as u64);
+        let result = if told.is_break() {
+            Err(ConvertError::Interrupted)
+        } else {
+            work::write_shard(
+                (shard, &self.plan.jobs),
+                self.source,
+                threads,
+                &mut writer,
+                &mut tally,
+                &mut |read, written| teller.add(read, written),
+            )
+        };
+        match result {
+            Ok(()) => {
+                let written = writer.finish(read_back)?;
+                directory.finish_shard(&shard.file_name, written, read_back, tally.sums())
+            }
+            Err(error) => {
+                writer.abandon();
+                Err(error)
+            }
+        }
     }
 
-    /// Appends one row; its relative error, where it is quantised.
-    fn push(
-        &mut self,
-        bytes: &[u8],
-        row: u64,
-        weights: &mut Vec<u8>,
-        scales: &mut Vec<u8>,
-    ) -> Result<Option<f64>, ConvertError> {
-        rows::decode(self.job.stored, bytes, &mut self.row);
-        let weight = || self.job.name.clone();
-        match &mut self.quantiser {
-            Some(quantiser) => {
-                quantiser.push(&self.row, weights, scales).map_err(|fault| match fault {
-                    RowFault::NotFinite { col } => {
-                        ConvertError::NotFinite { weight: weight(), row, col: col as u64 }
-                    }
-                    RowFault::ScaleTooLarge => {
-                        ConvertError::ScaleTooLarge { weight: weight(), row }
-                    }
-                })
+    /// Deletes source files of which everything is written and read back.
+    fn give_up(
+        &self,
+        shards: &[u32],
+        directory: &mut OutputDirectory<'_>,
+    ) -> Result<(), ConvertError> {
+        for &shard in shards {
+            let Some(path) = self.catalogue.shards.get(shard as usize).map(|s| &s.path) else {
+                continue;
+            };
+            self.source.close(shard);
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            let name = name.unwrap_or_default();
+            if !directory.journal.consumed.contains(&name) {
+                directory.journal.note_consumed(&name)?;
             }
-            None => match rows::push_bf16(&self.row, weights) {
-                Some(col) => {
-                    Err(ConvertError::TooLargeForBf16 { weight: weight(), row, col: col as u64 })
+            match std::fs::remove_file(path) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(ConvertError::Io { path: path.clone(), doing: "delete", source });
                 }
-                None => Ok(None),
-            },
+                Ok(()) | Err(_) => {}
+            }
         }
+        Ok(())
     }
 }

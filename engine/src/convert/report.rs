@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tierkeep_plans::catalogue::container::ContainerClass;
 use tierkeep_plans::units::Bytes;
 
@@ -59,7 +59,7 @@ impl fmt::Display for TensorClass {
     }
 }
 
-/// Where a conversion stands; handed out after every chunk.
+/// Where a conversion stands; handed out after every piece. Files of an earlier try count as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvertProgress {
     /// The output file in work, counted from 1.
@@ -74,6 +74,19 @@ pub struct ConvertProgress {
     pub bytes_written: Bytes,
     /// Bytes of all output files of weights.
     pub bytes_written_total: Bytes,
+}
+
+impl ConvertProgress {
+    pub(super) fn start(plan: &OutputPlan) -> Self {
+        Self {
+            file: 0,
+            files: plan.shards.len(),
+            bytes_read: Bytes(0),
+            bytes_read_total: Bytes(plan.jobs.iter().map(Job::bytes_in).sum()),
+            bytes_written: Bytes(0),
+            bytes_written_total: plan.file_bytes(),
+        }
+    }
 }
 
 /// What became of one class.
@@ -101,6 +114,10 @@ pub struct ClassReport {
 pub struct ConvertReport {
     /// Weight files written.
     pub files: Vec<PathBuf>,
+    /// Of these, files that an earlier try of the same conversion had finished.
+    pub files_of_earlier: usize,
+    /// Source files that were deleted, those of earlier tries included.
+    pub consumed: Vec<PathBuf>,
     /// Small files copied beside them.
     pub copied: Vec<PathBuf>,
     /// By class; classes that the model lacks are left out.
@@ -117,74 +134,82 @@ pub struct ConvertReport {
     pub unrecognised_bytes: Bytes,
 }
 
-/// Running error sums of one class.
-#[derive(Clone, Copy, Default)]
-struct ErrorSums {
+/// Running error sums of one class. Those of a file are kept in the journal, so that a conversion that
+/// went on reports what one without a break does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct ErrorSums {
     rows: u64,
     sum: f64,
     worst: f64,
     worst_job: usize,
 }
 
-pub(super) struct Tally {
-    errors: [ErrorSums; TensorClass::ALL.len()],
-    classes: Vec<ClassReport>,
+impl ErrorSums {
+    fn add(&mut self, other: &Self) {
+        if other.rows > 0 && (self.rows == 0 || other.worst > self.worst) {
+            (self.worst, self.worst_job) = (other.worst, other.worst_job);
+        }
+        self.rows += other.rows;
+        self.sum += other.sum;
+    }
 }
 
+/// Error sums of all classes, in the order of [`TensorClass::ALL`].
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally([ErrorSums; TensorClass::ALL.len()]);
+
 impl Tally {
-    pub(super) fn new(plan: &OutputPlan) -> Self {
-        let classes = TensorClass::ALL
-            .into_iter()
-            .map(|class| {
-                let of_class = || plan.jobs.iter().filter(move |job| job.class == class);
-                ClassReport {
-                    class,
-                    n_weights: of_class().count(),
-                    bytes_in: Bytes(of_class().map(Job::bytes_in).sum()),
-                    bytes_out: Bytes(of_class().map(Job::bytes_out).sum()),
-                    worst_relative_error: None,
-                    worst_weight: None,
-                    mean_relative_error: None,
-                }
-            })
-            .collect();
-        Self { errors: Default::default(), classes }
+    /// Adds rows of a job.
+    pub(super) fn add_rows(
+        &mut self,
+        class: TensorClass,
+        job: usize,
+        (rows, sum, worst): (u64, f64, f64),
+    ) {
+        if let Some(sums) = self.0.get_mut(class as usize) {
+            sums.add(&ErrorSums { rows, sum, worst, worst_job: job });
+        }
     }
 
-    pub(super) fn add_row(&mut self, class: TensorClass, job: usize, relative_error: Option<f64>) {
-        let Some(error) = relative_error else { return };
-        let sums = &mut self.errors[class as usize];
-        if sums.rows == 0 || error > sums.worst {
-            sums.worst = error;
-            sums.worst_job = job;
+    /// Adds what was counted of a file.
+    pub(super) fn add_file(&mut self, sums: &[ErrorSums]) {
+        for (sum, of_file) in self.0.iter_mut().zip(sums) {
+            sum.add(of_file);
         }
-        sums.rows += 1;
-        sums.sum += error;
     }
 
-    pub(super) fn report(
-        mut self,
-        files: Vec<PathBuf>,
-        plan: &OutputPlan,
-        unrecognised_bytes: Bytes,
-    ) -> ConvertReport {
-        for (class, sums) in self.classes.iter_mut().zip(&self.errors) {
-            if sums.rows > 0 {
-                class.worst_relative_error = Some(sums.worst);
-                class.worst_weight = Some(plan.jobs[sums.worst_job].name.clone());
-                class.mean_relative_error = Some(sums.sum / sums.rows as f64);
-            }
-        }
-        self.classes.retain(|class| class.n_weights > 0);
-        ConvertReport {
-            files,
-            copied: Vec::new(),
-            bytes_in: self.classes.iter().map(|c| c.bytes_in).sum(),
-            bytes_out: plan.file_bytes(),
-            padding_bytes: plan.padding_bytes(),
-            header_bytes: plan.header_bytes(),
-            classes: self.classes,
-            unrecognised_bytes,
-        }
+    /// The sums.
+    pub(super) fn sums(&self) -> Vec<ErrorSums> {
+        self.0.to_vec()
     }
+
+    /// By class; classes that the model lacks are left out.
+    pub(super) fn classes(&self, plan: &OutputPlan) -> Vec<ClassReport> {
+        let mut classes = class_bytes(plan);
+        for class in &mut classes {
+            let sums = self.0.get(class.class as usize).filter(|sums| sums.rows > 0);
+            let Some(sums) = sums else { continue };
+            class.worst_relative_error = Some(sums.worst);
+            class.worst_weight = plan.jobs.get(sums.worst_job).map(|job| job.name.clone());
+            class.mean_relative_error = Some(sums.sum / sums.rows as f64);
+        }
+        classes
+    }
+}
+
+/// Bytes by class, errors not known yet; classes that the model lacks are left out.
+pub(super) fn class_bytes(plan: &OutputPlan) -> Vec<ClassReport> {
+    let of_class = |class| {
+        let jobs = || plan.jobs.iter().filter(move |job| job.class == class);
+        ClassReport {
+            class,
+            n_weights: jobs().count(),
+            bytes_in: Bytes(jobs().map(Job::bytes_in).sum()),
+            bytes_out: Bytes(jobs().map(Job::bytes_out).sum()),
+            worst_relative_error: None,
+            worst_weight: None,
+            mean_relative_error: None,
+        }
+    };
+    TensorClass::ALL.into_iter().map(of_class).filter(|class| class.n_weights > 0).collect()
 }

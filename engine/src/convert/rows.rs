@@ -2,10 +2,38 @@
 //! means to the converter; reads nothing.
 
 use half::{bf16, f16};
-use tierkeep_plans::catalogue::StoredType;
+use tierkeep_plans::catalogue::{Span, StoredType};
+
+use super::layout::Job;
+
+/// Decodes rows of one weight, a run of them at a time.
+pub(super) struct Decoder<'a> {
+    job: &'a Job,
+    /// The first row of the run.
+    first: u64,
+}
+
+impl<'a> Decoder<'a> {
+    /// A run that begins at row `first`.
+    pub(super) fn new(job: &'a Job, first: u64) -> Self {
+        Self { job, first }
+    }
+
+    /// Which of the scales a run of so many rows needs: the span, how many bytes of it to skip, and how
+    /// many to take. `None` where the type has none.
+    pub(super) fn scales(&mut self, _rows: u64) -> Option<(Span, u64, u64)> {
+        None
+    }
+
+    /// Decodes one row; `scales` is what [`Decoder::scales`] asked for.
+    pub(super) fn decode(&self, bytes: &[u8], _scales: &[u8], _row: u64, into: &mut [f32]) {
+        let _ = self.first;
+        decode(self.job.stored, bytes, into);
+    }
+}
 
 /// Floats as stored to f32, exactly. Packed rows are never decoded here: they are copied.
-pub(super) fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
+fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
     match stored {
         StoredType::F32 => {
             for (x, b) in row.iter_mut().zip(bytes.as_chunks::<4>().0) {

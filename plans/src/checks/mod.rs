@@ -51,6 +51,7 @@ pub const IDS: &[&str] = &[
     "model.holes",
     "model.read",
     "model.values",
+    "model.checksums",
     "model.disk",
     "model.budget",
     "model.placement",
