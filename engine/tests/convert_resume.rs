@@ -21,7 +21,17 @@ use tierkeep_plans::units::Bytes;
 
 /// So many files that a stop falls between some of them.
 fn small_files() -> ConvertOptions {
-    ConvertOptions { shard_bytes: Bytes(5_000), ..options(FOUR, EIGHT) }
+    ConvertOptions { shard_bytes: Bytes(600), ..options(FOUR, EIGHT) }
+}
+
+/// Tensors in the order of published files, the head last.
+fn in_order() -> Vec<SourceTensor> {
+    let mut tensors = glm_tensors("BF16");
+    let head = tensors.remove(0);
+    let norm = tensors.remove(1);
+    assert_eq!((head.name.as_str(), norm.name.as_str()), ("lm_head.weight", "model.norm.weight"));
+    tensors.extend([norm, head]);
+    tensors
 }
 
 /// Every file of a folder by name.
@@ -90,7 +100,7 @@ fn another_conversion_does_not_go_on() {
     stopped_after(source.path(), out.path(), 20, &execution).unwrap_err();
     let before = files(out.path());
 
-    let other = ConvertOptions { shard_bytes: Bytes(5_000), ..options(EIGHT, EIGHT) };
+    let other = ConvertOptions { experts: EIGHT.into(), ..small_files() };
     let error = run(source.path(), out.path(), &other).unwrap_err().to_string();
     assert!(error.contains("was begun with --experts 4") && error.contains("--restart"), "{error}");
     assert!(files(out.path()) == before, "nothing written or removed");
@@ -156,7 +166,7 @@ fn checksums_find_a_changed_byte_and_a_missing_file() {
 
 #[test]
 fn a_consumed_source_goes_file_by_file_and_the_output_is_the_same() {
-    let tensors = glm_tensors("BF16");
+    let tensors = in_order();
     let kept = model(&tensors);
     let whole = TempDir::new().unwrap();
     run(kept.path(), whole.path(), &small_files()).unwrap();
@@ -230,7 +240,7 @@ fn what_must_not_be_deleted_is_refused() {
 
 #[test]
 fn a_forecast_is_what_comes_of_it() {
-    let source = model(&glm_tensors("BF16"));
+    let source = model(&in_order());
     let out = TempDir::new().unwrap();
     let before = Catalogue::open(source.path()).unwrap();
     let forecast = forecast(&before, out.path(), &small_files()).unwrap();
