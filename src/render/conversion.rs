@@ -9,7 +9,8 @@ use tierkeep_engine::convert::{ClassReport, ConvertReport, Forecast};
 use tierkeep_plans::plan::Plan;
 use tierkeep_plans::units::Bytes;
 
-use super::{Style, count, files, plan_in_brief, seconds, table};
+use super::download::duration;
+use super::{Style, count, files, plan_in_brief, table};
 
 /// Bytes and error by class.
 pub(crate) fn conversion(
@@ -49,7 +50,7 @@ pub(crate) fn conversion(
             let per_s = report.bytes_in.as_f64() / elapsed.as_secs_f64().max(1e-9);
             wrote += &format!(
                 " in {}, {:.2} GB/s of source (measured)",
-                seconds(elapsed.as_secs_f64()),
+                duration(elapsed.as_secs_f64()),
                 per_s / 1e9
             );
         }
@@ -155,7 +156,7 @@ impl DryRun<'_> {
                 format!(
                     "about {} (estimated from reads as measured here; writes are assumed to be as fast, and \
                      the cores to keep up)",
-                    seconds(time)
+                    duration(time)
                 )
             },
         );

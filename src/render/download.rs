@@ -131,7 +131,7 @@ pub(crate) fn with_download(mut view: Value, answer: Option<&DownloadAnswer>) ->
 }
 
 /// A length of time with as many digits as it deserves.
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     const MINUTE: f64 = 60.0;
     const HOUR: f64 = 3600.0;
     const DAY: f64 = 86400.0;
