@@ -104,7 +104,7 @@ fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
 fn stored_type(model: &Catalogue, n_layers: usize) -> Option<String> {
     let runs = |stored: StoredType| match stored {
         StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::Packed(_) => true,
-        StoredType::Fp8 | StoredType::MxFp4 => false,
+        StoredType::Fp8(_) | StoredType::MxFp4 => false,
     };
     for expert in (0..n_layers).flat_map(|layer| model.layer_experts(layer)) {
         let form = match expert.form {
@@ -209,13 +209,13 @@ mod tests {
         model.spec.family = Family::GptOss;
         assert!(supports(&model).unwrap_err().what.contains("has not been compared"));
         let mut model = oracle("olmoe");
-        model.experts[3].down.stored = StoredType::Fp8;
+        model.experts[3].down.stored = StoredType::FP8;
         assert_eq!(supports(&model).unwrap_err().what, "experts in fp8");
         model = oracle("olmoe");
         model.experts[3].form = ExpertForm::Interleaved;
         assert!(supports(&model).unwrap_err().what.contains("gate and up in one"));
         model = oracle("olmoe");
-        model.tensors[0].stored = StoredType::Fp8;
+        model.tensors[0].stored = StoredType::FP8;
         let what = supports(&model).unwrap_err().what;
         assert_eq!(what, "model.embed_tokens.weight in fp8");
         assert_eq!(supports_whole(&model).unwrap_err().what, what);

@@ -16,8 +16,8 @@ use support::geometry::{Entry, Geometry, Storage};
 use support::uint;
 use tierkeep_plans::budget::{self, IoMode, KvElement, ModelBytes};
 use tierkeep_plans::catalogue::{
-    Catalogue, CatalogueError, ClassBytes, ExpertForm, LayerTensor, Outline, Role, RoleClass, Span,
-    StoredType, config,
+    BlockScale, Catalogue, CatalogueError, ClassBytes, ExpertForm, LayerTensor, Outline, Role,
+    RoleClass, Span, StoredType, config,
 };
 use tierkeep_plans::spec::{ArchSpec, Family};
 use tierkeep_plans::units::Bytes;
@@ -299,11 +299,15 @@ fn a_prediction_layer_of_an_unknown_type_is_as_good_as_absent() {
 fn a_row_buffer_has_room_for_the_scales_of_every_block() {
     let mut model = Geometry::new(small(Family::Qwen3Moe), Storage::Bf16, 0).open().unwrap();
     let table = model.tensors.iter_mut().find(|t| t.role == Role::Embedding).unwrap();
-    (table.stored, table.rows, table.cols) = (StoredType::Fp8, 4096, 6144);
+    (table.rows, table.cols) = (4096, 6144);
     let (block_rows, scales_of_a_row) = (4096 / 128, 6144 / 128);
-    for (scale_bytes, expected) in [(4, 192), (2, 128)] {
+    for (scale, expected) in
+        [(BlockScale::F32, 192), (BlockScale::F16, 128), (BlockScale::Bf16, 128)]
+    {
+        let scale_bytes = scale.bytes();
         let bytes = block_rows * scales_of_a_row * scale_bytes;
         let table = model.tensors.iter_mut().find(|t| t.role == Role::Embedding).unwrap();
+        table.stored = StoredType::Fp8(scale);
         table.scales = Some(Span { shard: 0, offset: 0, bytes });
         assert_eq!(table.row_scale_bytes(), scales_of_a_row * scale_bytes);
         // 96 bytes of 16-bit scales are padded to 128.
@@ -316,13 +320,17 @@ fn a_row_buffer_has_room_for_the_scales_of_every_block() {
 fn block_scales_of_16_bits_are_read() {
     let mut geometry = Geometry::new(small(Family::Qwen3Moe), Storage::Fp8, 0);
     let wide = geometry.open().unwrap();
-    for entry in geometry.entries.iter_mut().filter(|e| e.name.ends_with("_scale_inv")) {
-        entry.dtype = "BF16";
+    assert_eq!(wide.experts[0].gate.stored, StoredType::FP8);
+    // Bytes do not tell the two types of 16 bits apart; the header does.
+    for (dtype, scale) in [("BF16", BlockScale::Bf16), ("F16", BlockScale::F16)] {
+        for entry in geometry.entries.iter_mut().filter(|e| e.name.ends_with("_scale_inv")) {
+            entry.dtype = dtype;
+        }
+        let narrow = geometry.open().unwrap();
+        assert_eq!(narrow.experts[0].gate.stored, StoredType::Fp8(scale));
+        // Three matrices of one block each: 2 bytes less a scale.
+        assert_eq!(wide.experts[0].read_bytes() - narrow.experts[0].read_bytes(), 3 * 2);
     }
-    let narrow = geometry.open().unwrap();
-    assert_eq!(narrow.experts[0].gate.stored, StoredType::Fp8);
-    // Three matrices of one block each: 2 bytes less a scale.
-    assert_eq!(wide.experts[0].read_bytes() - narrow.experts[0].read_bytes(), 3 * 2);
 }
 
 /// One tensor holds all experts of a layer; an expert is a slice of each.

@@ -1,4 +1,4 @@
-//! Exact conversions between f32 and the 16-bit float types.
+//! Exact conversions between f32 and narrower float types.
 //!
 //! Owns: single values, in integer arithmetic that compilers vectorise. Refuses: slices and
 //! instruction sets, which are the business of `arch`.
@@ -21,6 +21,36 @@ pub(crate) fn f16_to_f32(half: u16) -> f32 {
 #[inline]
 pub(crate) fn bf16_to_f32(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
+}
+
+/// e4m3 to f32, exact for every value: sign, 4 bits of exponent with bias 7, 3 of mantissa, subnormals,
+/// and NaN where all bits but the sign are set.
+#[inline]
+pub(crate) fn e4m3_to_f32(byte: u8) -> f32 {
+    let sign = u32::from(byte & 0x80) << 24;
+    let magnitude = u32::from(byte & 0x7f);
+    // As for f16: too small by 2^(127 - 7), and the product is exact.
+    let scaled = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
+    let not_a_number = if magnitude == 0x7f { 0x7fc0_0000 } else { 0 };
+    f32::from_bits(scaled.to_bits() | not_a_number | sign)
+}
+
+/// The low nibble as e2m1, to f32.
+#[inline]
+pub(crate) fn e2m1_to_f32(nibble: u8) -> f32 {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let sign = u32::from(nibble & 8) << 28;
+    f32::from_bits(MAGNITUDES[usize::from(nibble & 7)].to_bits() | sign)
+}
+
+/// E8M0 to f32, exact: 2^(byte - 127), which is subnormal for 0, and NaN for 255.
+#[inline]
+pub(crate) fn e8m0_to_f32(byte: u8) -> f32 {
+    f32::from_bits(match byte {
+        0 => 0x0040_0000,
+        255 => 0x7fc0_0000,
+        exponent => u32::from(exponent) << 23,
+    })
 }
 
 /// f32 to IEEE binary16, to nearest, ties to even; overflow gives infinity, NaN stays a quiet NaN.
@@ -77,6 +107,37 @@ mod tests {
                 assert_eq!(bf16_to_f32(bits).to_bits(), bf16.to_f32().to_bits());
             }
         }
+    }
+
+    /// Against the definitions of the formats, in exact arithmetic.
+    #[test]
+    fn every_narrow_value_decodes_as_its_format_says() {
+        for byte in 0..=u8::MAX {
+            let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
+            let magnitude = match exponent {
+                0 => mantissa / 8.0 * 2_f64.powi(-6),
+                _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent - 7),
+            };
+            let expected = if byte & 0x80 == 0 { magnitude } else { -magnitude };
+            let found = e4m3_to_f32(byte);
+            match byte & 0x7f {
+                0x7f => assert!(found.is_nan(), "{byte:#04x}"),
+                _ => assert_eq!(f64::from(found).to_bits(), expected.to_bits(), "{byte:#04x}"),
+            }
+            let power = f64::from(e8m0_to_f32(byte));
+            match byte {
+                255 => assert!(power.is_nan()),
+                _ => assert_eq!(power, 2_f64.powi(i32::from(byte) - 127), "{byte}"),
+            }
+            let (exponent, mantissa) = (i32::from(byte >> 1 & 3), f64::from(byte & 1));
+            let magnitude = match exponent {
+                0 => mantissa / 2.0,
+                _ => (1.0 + mantissa / 2.0) * 2_f64.powi(exponent - 1),
+            };
+            let expected = if byte & 8 == 0 { magnitude } else { -magnitude };
+            assert_eq!(f64::from(e2m1_to_f32(byte)).to_bits(), expected.to_bits());
+        }
+        assert_eq!((e4m3_to_f32(0x7e), e4m3_to_f32(0x81)), (448.0, -0.001_953_125));
     }
 
     #[test]

@@ -162,8 +162,8 @@ impl Kernels {
     }
 
     /// `out[c] += (coefficients[i] * scale[row]) * w[row, c]` for `row = rows.start + i`, rows
-    /// ascending, multiplied and added separately. Where groups have scales, `w` is scaled and
-    /// rounded first, and there is no other scale.
+    /// ascending, multiplied and added separately. Where groups or blocks have scales, `w` is scaled
+    /// and rounded first, and there is no other scale.
     ///
     /// The transposed product: for the absorbed projection of latent attention, and for the
     /// weighted sum of cached values. `out` is (cols).
@@ -196,7 +196,8 @@ impl Kernels {
         }
     }
 
-    /// `out[c] = w[row, c] * scale`, that of the row or of the group: for rows that are looked up, such as embeddings.
+    /// `out[c] = w[row, c] * scale`, that of the row, the group or the block: for rows that are looked up,
+    /// such as embeddings.
     ///
     /// # Panics
     ///
@@ -238,7 +239,7 @@ impl Kernels {
                     *bytes = f32_to_bf16(value).to_le_bytes();
                 }
             }
-            ElementType::Packed(_) => {}
+            ElementType::Packed(_) | ElementType::Fp8(_) | ElementType::MxFp4 => {}
         }
     }
 }

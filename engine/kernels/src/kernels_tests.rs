@@ -3,11 +3,13 @@
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::{Group, Packed, PackedBits, ScaleType};
+use crate::{BlockScale, Group, Packed, PackedBits, ScaleType};
 
 /// Where the values of a matrix come from, and the f32 that they stand for.
 struct Sample {
     element: ElementType,
+    /// Row of a larger matrix that the first row is.
+    first: usize,
     rows: usize,
     cols: usize,
     /// Data and scales begin at odd offsets.
@@ -27,11 +29,63 @@ fn a_scale(at: usize, is_extreme: bool) -> f32 {
     if is_extreme { EXTREME[at % 8] } else { 0.013 * (at as f32 + 0.7) }
 }
 
+/// Puts a scale behind others, in its type; returns what it stands for.
+fn put_scale(element: ElementType, at: usize, is_extreme: bool, scales: &mut Vec<u8>) -> f32 {
+    let scale = a_scale(at, is_extreme);
+    let (bits, value) = match element {
+        ElementType::F32 | ElementType::F16 | ElementType::Bf16 => unreachable!("no scales"),
+        ElementType::Packed(Packed { scale: ScaleType::F32, .. })
+        | ElementType::Fp8(BlockScale::F32) => {
+            scales.extend(scale.to_le_bytes());
+            return scale;
+        }
+        ElementType::Packed(Packed { scale: ScaleType::F16, .. })
+        | ElementType::Fp8(BlockScale::F16) => {
+            let half = half::f16::from_f32(scale);
+            (half.to_bits(), half.to_f32())
+        }
+        ElementType::Fp8(BlockScale::Bf16) => {
+            let half = half::bf16::from_f32(scale);
+            (half.to_bits(), half.to_f32())
+        }
+        ElementType::MxFp4 => {
+            let byte = if is_extreme { at * 85 % 256 } else { 118 + at % 13 };
+            scales.push(byte as u8);
+            let power = 2_f64.powi(byte as i32 - 127) as f32;
+            return if byte == 255 { f32::NAN } else { power };
+        }
+    };
+    scales.extend(bits.to_le_bytes());
+    value
+}
+
+/// Rows and columns that share a scale; no columns where all of a row do.
+fn sharing(element: ElementType) -> (usize, Option<usize>) {
+    match element {
+        ElementType::F32 | ElementType::F16 | ElementType::Bf16 => (1, None),
+        ElementType::Packed(packed) => (1, packed.group.cols()),
+        ElementType::Fp8(_) => (128, Some(128)),
+        ElementType::MxFp4 => (1, Some(32)),
+    }
+}
+
 impl Sample {
-    /// Reduces arbitrary bytes to finite values; floats of all magnitudes, denormals included,
-    /// unless they would be infinite or NaN.
+    /// Reduces arbitrary bytes to finite values; floats of all magnitudes, denormals included. What is
+    /// infinite or no number stays so only in e4m3 with extreme scales.
     fn new(
         element: ElementType,
+        (rows, cols): (usize, usize),
+        offset: usize,
+        noise: &[u8],
+        has_extreme_scales: bool,
+    ) -> Self {
+        Self::part(element, 0, (rows, cols), offset, noise, has_extreme_scales)
+    }
+
+    /// The same as rows of a larger matrix, from row `first` on.
+    fn part(
+        element: ElementType,
+        first: usize,
         (rows, cols): (usize, usize),
         offset: usize,
         noise: &[u8],
@@ -42,32 +96,24 @@ impl Sample {
             noise.iter().copied().cycle().take(offset + rows * row_bytes).collect();
         let mut scales = vec![0; offset];
         let (mut values, mut row_scales) = (Vec::new(), Vec::new());
+        let (rows_per_scale, group) = sharing(element);
+        let mut of_row = Vec::new();
         for row in 0..rows {
             let bytes = &mut data[offset + row * row_bytes..][..row_bytes];
-            let stored = stored_values(element, bytes, cols);
-            let ElementType::Packed(packed) = element else {
+            let stored = stored_values(element, bytes, cols, has_extreme_scales);
+            if !element.has_scales() {
                 values.extend(stored);
                 row_scales.push(1.0);
                 continue;
-            };
-            let n_scales = packed.group.per_row(cols);
-            let of_row: Vec<f32> = (0..n_scales)
-                .map(|group| {
-                    let scale = a_scale(row * n_scales + group, has_extreme_scales);
-                    match packed.scale {
-                        ScaleType::F32 => {
-                            scales.extend(scale.to_le_bytes());
-                            scale
-                        }
-                        ScaleType::F16 => {
-                            let scale = half::f16::from_f32(scale);
-                            scales.extend(scale.to_le_bytes());
-                            scale.to_f32()
-                        }
-                    }
-                })
-                .collect();
-            match packed.group.cols() {
+            }
+            if row == 0 || (first + row).is_multiple_of(rows_per_scale) {
+                let n_scales = group.map_or(1, |group| cols.div_ceil(group));
+                let begin = (first + row) / rows_per_scale * n_scales;
+                of_row = (begin..begin + n_scales)
+                    .map(|at| put_scale(element, at, has_extreme_scales, &mut scales))
+                    .collect();
+            }
+            match group {
                 None => {
                     values.extend(stored);
                     row_scales.push(of_row[0]);
@@ -78,12 +124,12 @@ impl Sample {
                 }
             }
         }
-        Self { element, rows, cols, offset, data, scales, values, row_scales }
+        Self { element, first, rows, cols, offset, data, scales, values, row_scales }
     }
 
     fn matrix(&self) -> Matrix<'_> {
         let (data, scales) = (&self.data[self.offset..], &self.scales[self.offset..]);
-        Matrix::new(self.element, self.rows, self.cols, data, scales).unwrap()
+        Matrix::part(self.element, self.first, self.rows, self.cols, data, scales).unwrap()
     }
 
     fn row(&self, row: usize) -> &[f32] {
@@ -92,7 +138,7 @@ impl Sample {
 }
 
 /// The values of a row before any scale.
-fn stored_values(element: ElementType, bytes: &mut [u8], cols: usize) -> Vec<f32> {
+fn stored_values(element: ElementType, bytes: &mut [u8], cols: usize, keeps_nan: bool) -> Vec<f32> {
     let of = |c: usize| match element {
         ElementType::F32 => {
             let cell: &mut [u8; 4] = (&mut bytes[4 * c..4 * c + 4]).try_into().unwrap();
@@ -117,8 +163,34 @@ fn stored_values(element: ElementType, bytes: &mut [u8], cols: usize) -> Vec<f32
             PackedBits::Four => f32::from((bytes[c / 2] >> (c % 2 * 4) & 15) as i8 - 8),
             PackedBits::Two => f32::from((bytes[c / 4] >> (c % 4 * 2) & 3) as i8 - 2),
         },
+        ElementType::Fp8(_) => {
+            if bytes[c] & 0x7f == 0x7f && !keeps_nan {
+                bytes[c] -= 1;
+            }
+            e4m3(bytes[c])
+        }
+        ElementType::MxFp4 => e2m1(bytes[c / 2] >> (c % 2 * 4) & 15),
     };
     (0..cols).map(of).collect()
+}
+
+/// By the definition: sign, exponent with bias 7, three bits of mantissa.
+fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
+    let magnitude = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2_f32.powi(-6),
+        _ => (1.0 + mantissa) * 2_f32.powi(exponent - 7),
+    };
+    if byte < 0x80 { magnitude } else { -magnitude }
+}
+
+/// By the definition: sign, exponent with bias 1, one bit of mantissa.
+fn e2m1(nibble: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(nibble >> 1 & 3), f32::from(nibble & 1) / 2.0);
+    let magnitude =
+        if exponent == 0 { mantissa } else { (1.0 + mantissa) * 2_f32.powi(exponent - 1) };
+    if nibble < 8 { magnitude } else { -magnitude }
 }
 
 /// The order of sums as the crate's documentation states it.
@@ -170,6 +242,7 @@ proptest! {
     #[test]
     fn every_instruction_set_follows_the_order_of_sums(
         element in select(ElementType::all().collect::<Vec<_>>()),
+        first in prop_oneof![Just(0_usize), 118_usize..138],
         rows in 1_usize..11,
         cols in lengths(),
         batch in 1_usize..=9,
@@ -178,7 +251,8 @@ proptest! {
         xs in vec(extreme(), 1009),
         has_extreme_scales in prop::bool::weighted(0.2),
     ) {
-        let sample = Sample::new(element, (rows, cols), offset, &noise, has_extreme_scales);
+        let sample =
+            Sample::part(element, first, (rows, cols), offset, &noise, has_extreme_scales);
         let w = sample.matrix();
         // One more in front, so that x is not aligned to a register.
         let x: Vec<f32> = xs.iter().copied().cycle().take(batch * cols + 1).collect();
@@ -201,7 +275,7 @@ proptest! {
         }
         for isa in Isa::supported() {
             let kernels = Kernels::new(isa).unwrap();
-            let what = format!("{isa} {element} {rows} x {cols}");
+            let what = format!("{isa} {element} {rows} x {cols} from {first}");
 
             let mut found = vec![f32::NAN; batch * rows];
             kernels.matmul_rows(&w, 0..rows, x, batch, |row, b, value| {
@@ -212,10 +286,10 @@ proptest! {
 
             let single = kernels.dot(&w, rows - 1, &x[..cols]);
             assert_same(&[single], &expected[rows - 1..rows], &what);
-            let first = rows / 3;
-            let mut scores = vec![0.0; rows - first];
-            kernels.dot_rows(&w, first..rows, &x[..cols], &mut scores);
-            assert_same(&scores, &expected[first..rows], &what);
+            let third = rows / 3;
+            let mut scores = vec![0.0; rows - third];
+            kernels.dot_rows(&w, third..rows, &x[..cols], &mut scores);
+            assert_same(&scores, &expected[third..rows], &what);
 
             let mut out = start.clone();
             kernels.accumulate_rows(&w, 0..rows, coefficients, &mut out);
@@ -251,25 +325,18 @@ proptest! {
 }
 
 #[test]
-fn every_16_bit_float_and_integer_decodes_alike() {
+fn every_stored_element_decodes_alike() {
     let shorts: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     let mut expected = vec![0.0; 1 << 19];
     let mut found = expected.clone();
     for element in ElementType::all() {
         let cols = shorts.len() / element.row_bytes(64) * 64;
-        let scales: Vec<u8> = match element {
-            ElementType::F32 | ElementType::F16 | ElementType::Bf16 => Vec::new(),
-            ElementType::Packed(packed) => {
-                let n = packed.group.per_row(cols);
-                let one = |i: usize| i as f32 + 1.0;
-                match packed.scale {
-                    ScaleType::F32 => (0..n).flat_map(|i| one(i).to_le_bytes()).collect(),
-                    ScaleType::F16 => {
-                        (0..n).flat_map(|i| half::f16::from_f32(one(i)).to_le_bytes()).collect()
-                    }
-                }
+        let mut scales = Vec::new();
+        for at in 0..sharing(element).1.map_or(1, |group| cols.div_ceil(group)) {
+            if element.has_scales() {
+                put_scale(element, at, false, &mut scales);
             }
-        };
+        }
         let w = Matrix::new(element, 1, cols, &shorts, &scales).unwrap();
         Kernels::new(Isa::Scalar).unwrap().decode_row(&w, 0, &mut expected[..cols]);
         for isa in Isa::supported() {
@@ -302,7 +369,7 @@ fn scales_of_16_bits_decode_exactly() {
     }
 }
 
-/// A grouped matrix and an f32 matrix of its decoded values are one and the same, and so are integers of
+/// A matrix with scales for groups or blocks and an f32 matrix of its decoded values are one and the same, and so are integers of
 /// fewer bits and the same integers in bytes.
 #[test]
 fn what_stands_for_the_same_values_gives_the_same_bits() {
@@ -310,17 +377,15 @@ fn what_stands_for_the_same_values_gives_the_same_bits() {
         (0..9000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 21) as u8).collect();
     let (rows, cols, batch) = (7, 333, 5);
     let x: Vec<f32> = (0..batch * cols).map(|i| (i as f32).sin()).collect();
-    for element in ElementType::all() {
-        let ElementType::Packed(packed) = element else { continue };
-        let sample = Sample::new(element, (rows, cols), 1, &noise, false);
+    for element in ElementType::all().filter(|element| element.has_scales()) {
+        // From the last rows of one block into the next.
+        let sample = Sample::part(element, 125, (rows, cols), 1, &noise, false);
         let decoded: Vec<u8> = sample.values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let bytes: Vec<u8> = sample.values.iter().map(|v| *v as i8 as u8).collect();
         let scales: Vec<u8> = sample.row_scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        let same = match packed.group {
-            Group::Row => Matrix::new(ElementType::INT8, rows, cols, &bytes, &scales),
-            Group::Of128 | Group::Of64 | Group::Of32 => {
-                Matrix::new(ElementType::F32, rows, cols, &decoded, &[])
-            }
+        let same = match sharing(element).1 {
+            None => Matrix::new(ElementType::INT8, rows, cols, &bytes, &scales),
+            Some(_) => Matrix::new(ElementType::F32, rows, cols, &decoded, &[]),
         };
         for isa in Isa::supported() {
             let kernels = Kernels::new(isa).unwrap();

@@ -17,22 +17,26 @@
 //!    `lane[j] + lane[j + half]` for `j < half`. Lane 0 is the sum.
 //! 3. For integers with one scale a row `w[i]` is the stored integer as f32; the sum is multiplied
 //!    once by the row's scale.
-//! 4. For integers with a scale for each group of a row `w[i]` is the stored integer times the group's
-//!    scale, rounded to f32: what [`Kernels::decode_row`] gives. So such a matrix and an f32 matrix of
-//!    the same values give the same bits.
+//! 4. For integers with a scale for each group of a row, for e4m3 with a scale for each block, and for
+//!    MXFP4, `w[i]` is the stored element as f32, which is exact, times the scale of its group, rounded to
+//!    f32: what [`Kernels::decode_row`] gives. So such a matrix and an f32 matrix of the same values give
+//!    the same bits.
 //!
-//! Scales of 16 bits become f32 exactly, so that they give the bits of equal scales of 32.
+//! Scales of 16 and of 8 bits become f32 exactly, so that they give the bits of equal scales of 32. What
+//! is not a number stays so; its payload is not promised.
 //!
 //! AVX2 holds the lanes in four registers, AVX-512 in two, scalar code in an array.
 
 mod arch;
 mod convert;
+mod element;
 mod kernels;
 mod matrix;
 pub mod ops;
 mod pool;
 pub mod trial;
 
+pub use element::{BlockScale, ElementType, Group, Packed, PackedBits, ScaleType};
 pub use kernels::{Isa, IsaError, Kernels};
-pub use matrix::{ElementType, Group, Matrix, MatrixError, Packed, PackedBits, ScaleType};
+pub use matrix::{Matrix, MatrixError};
 pub use pool::{MatmulJob, Pool, pin_current_thread};

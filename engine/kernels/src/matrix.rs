@@ -1,214 +1,10 @@
-//! The stored element types and a borrowed matrix in one of them.
+//! A borrowed matrix in one of the stored types.
 //!
 //! Owns: how rows lie in memory, and the check that the bytes handed in are as long as the shape
 //! says. Refuses: arithmetic, ownership of weights, alignment (rows lie inside file slabs).
 
-use std::fmt;
-
 use crate::convert::f16_to_f32;
-
-/// How the elements of a matrix are stored.
-///
-/// Matched exhaustively everywhere, so that a new type (fp8, another float) is a compile error at
-/// each place that has to think about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ElementType {
-    /// IEEE binary32, little-endian.
-    F32,
-    /// IEEE binary16, little-endian.
-    F16,
-    /// bfloat16, little-endian.
-    Bf16,
-    /// Integers with scales beside them.
-    Packed(Packed),
-}
-
-/// Packed integers of some bits with their scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Packed {
-    /// Bits of an element.
-    pub bits: PackedBits,
-    /// What shares a scale.
-    pub group: Group,
-    /// How a scale is stored.
-    pub scale: ScaleType,
-}
-
-/// Bits of a packed integer; rows are padded to whole bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PackedBits {
-    /// Two's complement bytes.
-    Eight,
-    /// Value plus 8 in four bits, low nibble first.
-    Four,
-    /// Value plus 2 in two bits, low bits first.
-    Two,
-}
-
-/// The elements of a row that share a scale. Every group is a whole number of the blocks of 32 that
-/// the kernels walk in, the last of a row apart, which may be partial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Group {
-    /// All of them.
-    Row,
-    /// 128.
-    Of128,
-    /// 64.
-    Of64,
-    /// 32.
-    Of32,
-}
-
-/// How a scale is stored, little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ScaleType {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-}
-
-impl PackedBits {
-    /// All, from the widest.
-    pub const ALL: [Self; 3] = [Self::Eight, Self::Four, Self::Two];
-}
-
-impl Group {
-    /// All, from the widest.
-    pub const ALL: [Self; 4] = [Self::Row, Self::Of128, Self::Of64, Self::Of32];
-
-    /// Elements that share a scale; `None` where a whole row does.
-    #[must_use]
-    pub const fn cols(self) -> Option<usize> {
-        match self {
-            Self::Row => None,
-            Self::Of128 => Some(128),
-            Self::Of64 => Some(64),
-            Self::Of32 => Some(32),
-        }
-    }
-
-    /// Scales of a row of `cols` elements.
-    #[must_use]
-    pub const fn per_row(self, cols: usize) -> usize {
-        match self.cols() {
-            None => 1,
-            Some(group) => cols.div_ceil(group),
-        }
-    }
-}
-
-impl ScaleType {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::F32, Self::F16];
-
-    /// Bytes of a scale.
-    #[must_use]
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
-impl ElementType {
-    /// 8 bits with one f32 scale a row.
-    pub const INT8: Self = Self::plain(PackedBits::Eight);
-    /// 4 bits with one f32 scale a row.
-    pub const INT4: Self = Self::plain(PackedBits::Four);
-    /// 2 bits with one f32 scale a row.
-    pub const INT2: Self = Self::plain(PackedBits::Two);
-
-    const fn plain(bits: PackedBits) -> Self {
-        Self::Packed(Packed { bits, group: Group::Row, scale: ScaleType::F32 })
-    }
-
-    /// All types, for tests and tables.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let packed = PackedBits::ALL.into_iter().flat_map(|bits| {
-            Group::ALL.into_iter().flat_map(move |group| {
-                ScaleType::ALL.into_iter().map(move |scale| Packed { bits, group, scale })
-            })
-        });
-        [Self::F32, Self::F16, Self::Bf16].into_iter().chain(packed.map(Self::Packed))
-    }
-
-    /// Bytes of one row of `cols` elements, without its scales.
-    #[must_use]
-    pub const fn row_bytes(self, cols: usize) -> usize {
-        match self {
-            Self::F32 => cols * 4,
-            Self::F16 | Self::Bf16 => cols * 2,
-            Self::Packed(packed) => match packed.bits {
-                PackedBits::Eight => cols,
-                PackedBits::Four => cols.div_ceil(2),
-                PackedBits::Two => cols.div_ceil(4),
-            },
-        }
-    }
-
-    /// Bytes of the scales of one row of `cols` elements; 0 for float types.
-    #[must_use]
-    pub const fn row_scale_bytes(self, cols: usize) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Packed(packed) => packed.group.per_row(cols) * packed.scale.bytes(),
-        }
-    }
-
-    /// Whether there are scales beside the elements.
-    #[must_use]
-    pub const fn has_scales(self) -> bool {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => false,
-            Self::Packed(_) => true,
-        }
-    }
-
-    /// Whether a whole row shares a scale.
-    pub(crate) const fn has_row_scales(self) -> bool {
-        self.row_scale().is_some()
-    }
-
-    /// The type of a scale that a whole row shares, where there is one.
-    const fn row_scale(self) -> Option<ScaleType> {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => None,
-            Self::Packed(packed) => match packed.group {
-                Group::Row => Some(packed.scale),
-                Group::Of128 | Group::Of64 | Group::Of32 => None,
-            },
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let packed = match self {
-            Self::F32 => return f.pad("f32"),
-            Self::F16 => return f.pad("f16"),
-            Self::Bf16 => return f.pad("bf16"),
-            Self::Packed(packed) => packed,
-        };
-        let bits = match packed.bits {
-            PackedBits::Eight => "int8",
-            PackedBits::Four => "int4",
-            PackedBits::Two => "int2",
-        };
-        let group = match packed.group {
-            Group::Row => "",
-            Group::Of128 => "-g128",
-            Group::Of64 => "-g64",
-            Group::Of32 => "-g32",
-        };
-        let scale = match packed.scale {
-            ScaleType::F32 => "",
-            ScaleType::F16 => "-f16",
-        };
-        f.pad(&format!("{bits}{group}{scale}"))
-    }
-}
+use crate::element::{ElementType, Group, ScaleType};
 
 /// A shape and the bytes handed in for it do not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -270,6 +66,10 @@ pub struct Matrix<'a> {
     row_bytes: usize,
     row_stride: usize,
     row_scale_bytes: usize,
+    /// Rows that share their scales: 2 to this power.
+    scale_rows_shift: u32,
+    /// Rows of the first block before the first row.
+    rows_before: usize,
     data: &'a [u8],
     scales: &'a [u8],
 }
@@ -277,8 +77,8 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// A matrix whose rows follow each other without gaps.
     ///
-    /// `data`: `rows * element.row_bytes(cols)` bytes. `scales`: `rows *
-    /// element.row_scale_bytes(cols)` bytes, those of a row after one another.
+    /// `data`: `rows * element.row_bytes(cols)` bytes. `scales`: `element.scale_rows(0, rows) *
+    /// element.row_scale_bytes(cols)` bytes, those of a row, or of a row of blocks, after one another.
     ///
     /// # Errors
     ///
@@ -295,6 +95,28 @@ impl<'a> Matrix<'a> {
         cols.checked_mul(4).and_then(|bytes| bytes.checked_mul(rows)).ok_or(too_large)?;
         let row_bytes = element.row_bytes(cols);
         Self::with_row_stride(element, rows, cols, row_bytes, data, scales)
+    }
+
+    /// Rows of a larger matrix, from its row `first` on: as [`Matrix::new`], with the scales from those
+    /// of that row on. Where rows share scales, the first of them may be shared with rows before.
+    ///
+    /// `scales`: `element.scale_rows(first, rows) * element.row_scale_bytes(cols)` bytes.
+    ///
+    /// # Errors
+    ///
+    /// When a length is not exactly what the shape says.
+    pub fn part(
+        element: ElementType,
+        first: usize,
+        rows: usize,
+        cols: usize,
+        data: &'a [u8],
+        scales: &'a [u8],
+    ) -> Result<Self, MatrixError> {
+        let too_large = MatrixError::TooLarge { element, rows, cols };
+        cols.checked_mul(4).and_then(|bytes| bytes.checked_mul(rows)).ok_or(too_large)?;
+        let row_bytes = element.row_bytes(cols);
+        Self::placed(element, first, (rows, cols), row_bytes, data, scales)
     }
 
     /// A matrix whose rows begin `row_stride` bytes apart, such as one head's keys in a cache of
@@ -314,8 +136,20 @@ impl<'a> Matrix<'a> {
         data: &'a [u8],
         scales: &'a [u8],
     ) -> Result<Self, MatrixError> {
+        Self::placed(element, 0, (rows, cols), row_stride, data, scales)
+    }
+
+    fn placed(
+        element: ElementType,
+        first: usize,
+        (rows, cols): (usize, usize),
+        row_stride: usize,
+        data: &'a [u8],
+        scales: &'a [u8],
+    ) -> Result<Self, MatrixError> {
         let too_large = MatrixError::TooLarge { element, rows, cols };
-        cols.checked_mul(4).ok_or(too_large)?;
+        // Room for a run of 32 that is not whole.
+        cols.checked_add(31).and_then(|cols| cols.checked_mul(4)).ok_or(too_large)?;
         let row_bytes = element.row_bytes(cols);
         if row_stride < row_bytes {
             return Err(MatrixError::Stride { row_stride, row_bytes });
@@ -332,12 +166,25 @@ impl<'a> Matrix<'a> {
             return Err(MatrixError::DataLength { element, rows, cols, expected, found });
         }
         let row_scale_bytes = element.row_scale_bytes(cols);
-        let expected = rows.checked_mul(row_scale_bytes).ok_or(too_large)?;
+        let scale_rows = element.scale_rows(first, rows);
+        let expected = scale_rows.checked_mul(row_scale_bytes).ok_or(too_large)?;
         if scales.len() != expected {
             let found = scales.len();
             return Err(MatrixError::ScalesLength { element, rows, cols, expected, found });
         }
-        Ok(Self { element, rows, cols, row_bytes, row_stride, row_scale_bytes, data, scales })
+        let per_scale = element.rows_per_scale();
+        Ok(Self {
+            element,
+            rows,
+            cols,
+            row_bytes,
+            row_stride,
+            row_scale_bytes,
+            scale_rows_shift: per_scale.trailing_zeros(),
+            rows_before: first % per_scale,
+            data,
+            scales,
+        })
     }
 
     /// Stored type.
@@ -385,23 +232,28 @@ impl<'a> Matrix<'a> {
     /// Row `row` and the `count - 1` rows after it, as kernels read them.
     pub(crate) fn rows_from(&self, row: usize, count: usize) -> Rows<'a> {
         let start = row * self.row_stride;
+        let placed = self.rows_before + row;
+        let first_scale = placed >> self.scale_rows_shift;
+        let end_scale = ((placed + count - 1) >> self.scale_rows_shift) + 1;
+        let scales = first_scale * self.row_scale_bytes..end_scale * self.row_scale_bytes;
         let (scales, blocks_shift) = match self.element {
             ElementType::F32 | ElementType::F16 | ElementType::Bf16 => (&[][..], 0),
-            ElementType::Packed(packed) => {
-                let scales = row * self.row_scale_bytes..(row + count) * self.row_scale_bytes;
-                match packed.group {
-                    Group::Row => (&[][..], 0),
-                    Group::Of128 => (&self.scales[scales], 2),
-                    Group::Of64 => (&self.scales[scales], 1),
-                    Group::Of32 => (&self.scales[scales], 0),
-                }
-            }
+            ElementType::Packed(packed) => match packed.group {
+                Group::Row => (&[][..], 0),
+                Group::Of128 => (&self.scales[scales], 2),
+                Group::Of64 => (&self.scales[scales], 1),
+                Group::Of32 => (&self.scales[scales], 0),
+            },
+            ElementType::Fp8(_) => (&self.scales[scales], 2),
+            ElementType::MxFp4 => (&self.scales[scales], 0),
         };
         Rows {
             bytes: &self.data[start..start + (count - 1) * self.row_stride + self.row_bytes],
             stride: self.row_stride,
             scales,
             scale_stride: self.row_scale_bytes,
+            scale_rows_shift: self.scale_rows_shift,
+            rows_before: placed - (first_scale << self.scale_rows_shift),
             blocks_shift,
         }
     }
@@ -433,10 +285,22 @@ pub(crate) struct Rows<'a> {
     pub(crate) stride: usize,
     /// The scales of groups, from the first of the first row; empty for types without.
     pub(crate) scales: &'a [u8],
-    /// Bytes from the first scale of a row to that of the next.
+    /// Bytes from the first scale of a row, or of a row of blocks, to that of the next.
     pub(crate) scale_stride: usize,
+    /// Rows that share their scales: 2 to this power.
+    pub(crate) scale_rows_shift: u32,
+    /// Of these, those before the first row.
+    pub(crate) rows_before: usize,
     /// A group is 2 to this power blocks of 32 elements.
     pub(crate) blocks_shift: u32,
+}
+
+impl<'a> Rows<'a> {
+    /// The scales of row `row` of these, and what follows.
+    #[inline(always)]
+    pub(crate) fn scales_of(&self, row: usize) -> &'a [u8] {
+        &self.scales[((self.rows_before + row) >> self.scale_rows_shift) * self.scale_stride..]
+    }
 }
 
 #[cfg(test)]
@@ -444,36 +308,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_bytes_by_type() {
-        use ElementType as E;
-        let types = [E::F32, E::F16, E::Bf16, E::INT8, E::INT4, E::INT2];
-        assert_eq!(types.map(|e| e.row_bytes(7)), [28, 14, 14, 7, 4, 2]);
-        assert_eq!(types.map(|e| e.row_scale_bytes(7)), [0, 0, 0, 4, 4, 4]);
-        let grouped = |group, scale| {
-            E::Packed(Packed { bits: PackedBits::Four, group, scale }).row_scale_bytes(129)
-        };
-        assert_eq!(grouped(Group::Of128, ScaleType::F32), 8);
-        assert_eq!(grouped(Group::Of64, ScaleType::F16), 6);
-        assert_eq!(grouped(Group::Of32, ScaleType::F16), 10);
-        assert_eq!(E::all().count(), 3 + 3 * 4 * 2);
-        let name =
-            E::Packed(Packed { bits: PackedBits::Two, group: Group::Of64, scale: ScaleType::F16 });
-        assert_eq!(name.to_string(), "int2-g64-f16");
-    }
-
-    #[test]
     fn lengths_are_checked_exactly() {
         for element in ElementType::all() {
             for cols in [5, 65, 129] {
                 let bytes = 3 * element.row_bytes(cols);
-                let scales = 3 * element.row_scale_bytes(cols);
-                let data = vec![0_u8; bytes.max(scales) + 1];
+                let scales = element.scale_rows(0, 3) * element.row_scale_bytes(cols);
+                let data = vec![0_u8; bytes.max(2 * scales) + 1];
                 let new =
                     |d: usize, s: usize| Matrix::new(element, 3, cols, &data[..d], &data[..s]);
                 assert!(new(bytes, scales).is_ok(), "{element}");
                 assert!(matches!(new(bytes - 1, scales), Err(MatrixError::DataLength { .. })));
                 assert!(matches!(new(bytes + 1, scales), Err(MatrixError::DataLength { .. })));
                 assert!(matches!(new(bytes, scales + 1), Err(MatrixError::ScalesLength { .. })));
+                // Rows on both sides of the end of a block.
+                let part =
+                    |s: usize| Matrix::part(element, 127, 3, cols, &data[..bytes], &data[..s]);
+                let both = element.scale_rows(127, 3) * element.row_scale_bytes(cols);
+                assert!(part(both).is_ok(), "{element}");
+                assert!(matches!(part(both + 1), Err(MatrixError::ScalesLength { .. })));
                 assert!(matches!(
                     Matrix::new(element, usize::MAX / 2, cols, &data, &[]),
                     Err(MatrixError::TooLarge { .. })

@@ -78,7 +78,7 @@ impl Job {
             StoredType::F16 => ("F16", logical()),
             StoredType::Bf16 => ("BF16", logical()),
             // `supports` refuses models of the last two.
-            StoredType::Fp8 => ("F8_E4M3", logical()),
+            StoredType::Fp8(_) => ("F8_E4M3", logical()),
             StoredType::Packed(_) | StoredType::MxFp4 => {
                 ("U8", vec![self.rows, self.target.row_bytes(self.cols)])
             }
@@ -343,7 +343,7 @@ impl Planner<'_> {
             },
             (Bits::Sixteen, None) => match stored {
                 StoredType::F16 | StoredType::Bf16 => stored,
-                StoredType::F32 | StoredType::Fp8 | StoredType::MxFp4 => StoredType::Bf16,
+                StoredType::F32 | StoredType::Fp8(_) | StoredType::MxFp4 => StoredType::Bf16,
                 StoredType::Packed(_) => return requantised(StoredType::Bf16),
             },
             (Bits::Keep | Bits::Packed(_), None) => stored,
@@ -424,7 +424,7 @@ fn without_scales(stored: StoredType) -> StoredType {
         StoredType::F32
         | StoredType::F16
         | StoredType::Bf16
-        | StoredType::Fp8
+        | StoredType::Fp8(_)
         | StoredType::MxFp4 => stored,
     }
 }
@@ -438,7 +438,7 @@ fn bits_in_words(stored: StoredType) -> &'static str {
             PackedBits::Four => "4",
             PackedBits::Two => "2",
         },
-        StoredType::Fp8 => "8",
+        StoredType::Fp8(_) => "8",
         StoredType::MxFp4 => "4",
     }
 }

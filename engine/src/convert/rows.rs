@@ -50,7 +50,7 @@ fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
                 *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
             }
         }
-        StoredType::Packed(_) | StoredType::Fp8 | StoredType::MxFp4 => {
+        StoredType::Packed(_) | StoredType::Fp8(_) | StoredType::MxFp4 => {
             debug_assert!(false, "packed rows are copied");
         }
     }

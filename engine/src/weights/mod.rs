@@ -34,7 +34,9 @@ pub(crate) fn element_of(stored: StoredType) -> Result<ElementType, EngineError>
         StoredType::F16 => Ok(ElementType::F16),
         StoredType::Bf16 => Ok(ElementType::Bf16),
         StoredType::Packed(packed) => Ok(ElementType::Packed(packed_of(packed))),
-        StoredType::Fp8 | StoredType::MxFp4 => Err(EngineError::NoKernel { stored: stored.name() }),
+        StoredType::Fp8(_) | StoredType::MxFp4 => {
+            Err(EngineError::NoKernel { stored: stored.name() })
+        }
     }
 }
 

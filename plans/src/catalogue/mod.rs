@@ -34,7 +34,7 @@ pub use self::roles::{FusedTensor, LayerTensor, Part, Projection, Role};
 use self::shards::Files;
 use self::sidecar::Sidecar;
 pub use self::source::{Entry, Folder, Source, open_file};
-pub use self::stored::{Group, Packed, PackedBits, ScaleType, Scales, StoredType};
+pub use self::stored::{BlockScale, Group, Packed, PackedBits, ScaleType, Scales, StoredType};
 pub use self::survey::{
     Missing, ShardState, StopTokens, Survey, SurveyedShard, stop_tokens, survey,
 };
@@ -86,13 +86,11 @@ impl Tensor {
         Bytes(aligned(self.weight) + self.scales.map_or(0, aligned))
     }
 
-    /// Bytes of the scales that one row needs: all of its blocks', where a scale is for a block. Their
-    /// element type is the file's own, 32 bits or 16, so that it follows from their bytes.
+    /// Bytes of the scales that one row needs: all of its blocks', where a scale is for a block.
     #[must_use]
     pub fn row_scale_bytes(&self) -> u64 {
-        let rows_of_scales = self.stored.scales().shape(self.rows, self.cols).map_or(0, |s| s.0);
-        let bytes = self.scales.map_or(0, |span| span.bytes);
-        bytes.checked_div(rows_of_scales).unwrap_or(0)
+        let per_row = self.stored.scales().shape(self.rows, self.cols).map_or(0, |s| s.1);
+        per_row.saturating_mul(self.stored.scale_bytes())
     }
 
     /// Bytes of a buffer that holds one row and its scales, each aligned to [`TENSOR_ALIGN`].

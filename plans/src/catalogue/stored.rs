@@ -21,10 +21,35 @@ pub enum StoredType {
     Packed(Packed),
     /// Sign, 4 bits of exponent, 3 of mantissa (e4m3, no infinities), one float scale for each block
     /// of 128 x 128 elements; blocks at the edges are partial.
-    Fp8,
+    Fp8(BlockScale),
     /// OCP MXFP4: e2m1 nibbles, low nibble first, and one power of two (E8M0) for each 32 elements of
     /// a row.
     MxFp4,
+}
+
+/// How the scale of a block of e4m3 elements is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BlockScale {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of an IEEE single.
+    Bf16,
+}
+
+impl BlockScale {
+    /// All, from the widest.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// Bytes of a scale.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
 }
 
 /// How far one scale of a stored type reaches.
@@ -70,12 +95,15 @@ impl StoredType {
     pub const INT4: Self = Self::Packed(Packed::plain(PackedBits::Four));
     /// 2 bits in the plain form.
     pub const INT2: Self = Self::Packed(Packed::plain(PackedBits::Two));
+    /// e4m3 with F32 scales.
+    pub const FP8: Self = Self::Fp8(BlockScale::F32);
 
     /// Every type that is read.
     pub fn all() -> impl Iterator<Item = Self> {
         let floats = [Self::F32, Self::F16, Self::Bf16];
         let packed = Packed::all().map(Self::Packed);
-        floats.into_iter().chain(packed).chain([Self::Fp8, Self::MxFp4])
+        let fp8 = BlockScale::ALL.map(Self::Fp8);
+        floats.into_iter().chain(packed).chain(fp8).chain([Self::MxFp4])
     }
 
     /// Bytes of one row of `cols` elements, scales not counted.
@@ -85,9 +113,20 @@ impl StoredType {
             Self::F32 => cols * 4,
             Self::F16 | Self::Bf16 => cols * 2,
             Self::Packed(packed) => packed.bits.row_bytes(cols),
-            Self::Fp8 => cols,
+            Self::Fp8(_) => cols,
             // Whole runs of 32: a run is 16 bytes also where the row ends within it.
             Self::MxFp4 => cols.div_ceil(32) * 16,
+        }
+    }
+
+    /// Bytes of one of its scales; 0 where it has none.
+    #[must_use]
+    pub fn scale_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 0,
+            Self::Packed(packed) => packed.scale.bytes(),
+            Self::Fp8(scale) => scale.bytes(),
+            Self::MxFp4 => 1,
         }
     }
 
@@ -100,7 +139,7 @@ impl StoredType {
                 None => Scales::Row,
                 Some(cols) => Scales::Block { rows: 1, cols },
             },
-            Self::Fp8 => Scales::Block { rows: 128, cols: 128 },
+            Self::Fp8(_) => Scales::Block { rows: 128, cols: 128 },
             Self::MxFp4 => Scales::Block { rows: 1, cols: 32 },
         }
     }
@@ -110,7 +149,7 @@ impl StoredType {
     pub fn packed(self) -> Option<Packed> {
         match self {
             Self::Packed(packed) => Some(packed),
-            Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8 | Self::MxFp4 => None,
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Fp8(_) | Self::MxFp4 => None,
         }
     }
 
@@ -122,7 +161,9 @@ impl StoredType {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Packed(packed) => packed.name(),
-            Self::Fp8 => "fp8",
+            Self::Fp8(BlockScale::F32) => "fp8",
+            Self::Fp8(BlockScale::F16) => "fp8-f16",
+            Self::Fp8(BlockScale::Bf16) => "fp8-bf16",
             Self::MxFp4 => "mxfp4",
         }
     }
@@ -163,7 +204,7 @@ mod tests {
     #[test]
     fn rows_and_scales_are_padded_as_their_containers_pad_them() {
         use StoredType as S;
-        let types = [S::F32, S::F16, S::Bf16, S::INT8, S::INT4, S::INT2, S::Fp8, S::MxFp4];
+        let types = [S::F32, S::F16, S::Bf16, S::INT8, S::INT4, S::INT2, S::FP8, S::MxFp4];
         let bytes = types.map(|stored| (stored.row_bytes(33), stored.scales().count(129, 257)));
         assert_eq!(
             bytes,
@@ -178,18 +219,18 @@ mod tests {
                 (32, 129 * 9)
             ]
         );
-        assert_eq!(S::Fp8.scales().shape(192, 160), Some((2, 2)));
+        assert_eq!(S::FP8.scales().shape(192, 160), Some((2, 2)));
     }
 
     #[test]
     fn every_type_has_a_name_of_its_own() {
         let names: Vec<&str> = StoredType::all().map(StoredType::name).collect();
-        assert_eq!(names.len(), 5 + 3 * 4 * 2);
+        assert_eq!(names.len(), 3 + 3 * 4 * 2 + 3 + 1);
         for stored in StoredType::all() {
             assert_eq!(StoredType::of_name(stored.name()), Some(stored));
         }
         assert_eq!(StoredType::INT4.name(), "int4");
-        for name in ["int8-f16", "int4-g64", "int4-g128-f16", "int2-g32-f16"] {
+        for name in ["int8-f16", "int4-g64", "int4-g128-f16", "int2-g32-f16", "fp8", "fp8-bf16"] {
             assert!(names.contains(&name), "{name}");
         }
     }

@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 
 use super::{
     Table,
-    scalar::ByRow,
-    simd::{element_kernels, packed_kernels},
+    scalar::{ByE8m0, ByRow},
+    simd::{element_kernels, fp8_kernels, packed_kernels},
 };
 
 type Vector = __m256;
@@ -31,6 +31,8 @@ static TABLE: Table = Table {
     int8: packed_kernels!(int8),
     int4: packed_kernels!(int4),
     int2: packed_kernels!(int2),
+    fp8: fp8_kernels!(fp8),
+    mxfp4: mxfp4::kernels::<ByE8m0>(),
 };
 
 element_kernels!(f32, "avx2,f16c", F32, 128, decode_f32, tall: 2, wide: 1 x 3);
@@ -39,6 +41,8 @@ element_kernels!(bf16, "avx2,f16c", Bf16, 64, decode_bf16, tall: 2, wide: 1 x 3)
 element_kernels!(int8, "avx2,f16c", Int8, 32, decode_int8, tall: 2, wide: 1 x 3);
 element_kernels!(int4, "avx2,f16c", Int4, 16, decode_int4, tall: 2, wide: 1 x 3);
 element_kernels!(int2, "avx2,f16c", Int2, 8, decode_int2, tall: 2, wide: 1 x 3);
+element_kernels!(fp8, "avx2,f16c", Fp8, 32, decode_fp8, tall: 2, wide: 1 x 3);
+element_kernels!(mxfp4, "avx2,f16c", MxFp4, 16, decode_mxfp4, tall: 2, wide: 1 x 3);
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -173,4 +177,47 @@ fn decode_int2(bytes: &[u8; 8]) -> Block {
         *out = _mm256_permutevar8x32_ps(values, _mm256_srlv_epi32(word, shifts));
     }
     out
+}
+
+/// Each byte shifted to where an f16 keeps exponent and mantissa: 2^-8 of the value, subnormals included,
+/// for the bias of f16 is 15 and not 7. The sign, which widening repeats, ends in bits 15 and 14. Of what
+/// is not a number, and of nothing else, the sum below carries into bit 14: that bit says so, and with
+/// it the exponent is all ones, as f16 has it.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_fp8(bytes: &[u8; 32]) -> Block {
+    let mut out = [splat(0.0); REGISTERS];
+    for (out, bytes) in out.as_chunks_mut::<2>().0.iter_mut().zip(bytes.as_chunks().0) {
+        let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(load_bytes(bytes)));
+        let carried = _mm256_add_epi16(shifted, _mm256_set1_epi16(0x80));
+        let is_nan = _mm256_and_si256(carried, _mm256_set1_epi16(0x4000));
+        let halves = _mm256_xor_si256(shifted, is_nan);
+        let unit = splat(256.0);
+        out[0] = multiply(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), unit);
+        out[1] = multiply(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)), unit);
+    }
+    out
+}
+
+/// The upper bytes of the f16 that the nibbles stand for, whose lower bytes are all zero.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn decode_mxfp4(bytes: &[u8; 16]) -> Block {
+    // 0, 0.5, 1, 1.5, 2, 3, 4, 6, then the same with the sign.
+    let values = _mm_setr_epi8(
+        0, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, -0x80, -0x48, -0x44, -0x42, -0x40, -0x3e,
+        -0x3c, -0x3a,
+    );
+    let bytes = load_bytes(bytes);
+    let mask = _mm_set1_epi8(15);
+    let even = _mm_shuffle_epi8(values, _mm_and_si128(bytes, mask));
+    let odd = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
+    let (low, high) = (_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd));
+    let zero = _mm_setzero_si128();
+    [
+        _mm256_cvtph_ps(_mm_unpacklo_epi8(zero, low)),
+        _mm256_cvtph_ps(_mm_unpackhi_epi8(zero, low)),
+        _mm256_cvtph_ps(_mm_unpacklo_epi8(zero, high)),
+        _mm256_cvtph_ps(_mm_unpackhi_epi8(zero, high)),
+    ]
 }

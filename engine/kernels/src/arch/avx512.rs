@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 
 use super::{
     Table,
-    scalar::ByRow,
-    simd::{element_kernels, packed_kernels},
+    scalar::{ByE8m0, ByRow},
+    simd::{element_kernels, fp8_kernels, packed_kernels},
 };
 
 type Vector = __m512;
@@ -35,6 +35,8 @@ static TABLE: Table = Table {
     int8: packed_kernels!(int8),
     int4: packed_kernels!(int4),
     int2: packed_kernels!(int2),
+    fp8: fp8_kernels!(fp8),
+    mxfp4: mxfp4::kernels::<ByE8m0>(),
 };
 
 element_kernels!(f32, "avx512f,avx512bw,avx512dq,avx512vl", F32, 128, decode_f32, tall: 4, wide: 2 x 4);
@@ -43,6 +45,8 @@ element_kernels!(bf16, "avx512f,avx512bw,avx512dq,avx512vl", Bf16, 64, decode_bf
 element_kernels!(int8, "avx512f,avx512bw,avx512dq,avx512vl", Int8, 32, decode_int8, tall: 4, wide: 2 x 4);
 element_kernels!(int4, "avx512f,avx512bw,avx512dq,avx512vl", Int4, 16, decode_int4, tall: 4, wide: 2 x 4);
 element_kernels!(int2, "avx512f,avx512bw,avx512dq,avx512vl", Int2, 8, decode_int2, tall: 4, wide: 2 x 4);
+element_kernels!(fp8, "avx512f,avx512bw,avx512dq,avx512vl", Fp8, 32, decode_fp8, tall: 4, wide: 2 x 4);
+element_kernels!(mxfp4, "avx512f,avx512bw,avx512dq,avx512vl", MxFp4, 16, decode_mxfp4, tall: 4, wide: 2 x 4);
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -152,15 +156,21 @@ fn decode_int8(bytes: &[u8; 32]) -> Block {
     out
 }
 
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_int4(bytes: &[u8; 16]) -> Block {
+    let values = _mm512_setr_ps(
+        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+    );
+    decode_nibbles(bytes, values)
+}
+
 /// Sixteen nibbles at once: the first eight in the low lanes, each shifted to the low bits of its
 /// lane, where they index a table of the sixteen values (which ignores the bits above).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn decode_int4(bytes: &[u8; 16]) -> Block {
+fn decode_nibbles(bytes: &[u8; 16], values: Vector) -> Block {
     let shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    let values = _mm512_setr_ps(
-        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
-    );
     let mut out = [splat(0.0); REGISTERS];
     for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
         let [low, high] = halves(bytes).map(|word: &[u8; 4]| i32::from_le_bytes(*word));
@@ -183,6 +193,36 @@ fn decode_int2(bytes: &[u8; 8]) -> Block {
         *out = _mm512_permutexvar_ps(_mm512_srlv_epi32(word, shifts), values);
     }
     out
+}
+
+/// Each byte shifted to where an f16 keeps exponent and mantissa: 2^-8 of the value, subnormals included,
+/// for the bias of f16 is 15 and not 7. The sign, which widening repeats, ends in bits 15 and 14. Of what
+/// is not a number, and of nothing else, the sum below carries into bit 14: that bit says so, and with
+/// it the exponent is all ones, as f16 has it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_fp8(bytes: &[u8; 32]) -> Block {
+    let shifted = _mm512_slli_epi16::<7>(_mm512_cvtepi8_epi16(load_256(bytes)));
+    let carried = _mm512_add_epi16(shifted, _mm512_set1_epi16(0x80));
+    // shifted ^ (carried & bit 14)
+    let halves = _mm512_ternarylogic_epi32::<0x78>(shifted, carried, _mm512_set1_epi16(0x4000));
+    let unit = splat(256.0);
+    [
+        multiply(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), unit),
+        multiply(_mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves)), unit),
+    ]
+}
+
+/// Sixteen nibbles at once, as [`decode_int4`] does with another table.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_mxfp4(bytes: &[u8; 16]) -> Block {
+    decode_nibbles(
+        bytes,
+        _mm512_setr_ps(
+            0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+        ),
+    )
 }
 
 /// Both halves of a block.

@@ -6,7 +6,8 @@
 
 use crate::{
     Isa,
-    matrix::{ElementType, Group, PackedBits, Rows, ScaleType},
+    element::{BlockScale, ElementType, Group, PackedBits, ScaleType},
+    matrix::Rows,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -61,6 +62,13 @@ pub(crate) struct PackedKernels {
     pub(crate) by_f16: ElementKernels,
 }
 
+/// The kernels for e4m3 elements.
+pub(crate) struct Fp8Kernels {
+    pub(crate) by_f32: ElementKernels,
+    pub(crate) by_f16: ElementKernels,
+    pub(crate) by_bf16: ElementKernels,
+}
+
 /// The kernels of one instruction set.
 pub(crate) struct Table {
     pub(crate) f32: ElementKernels,
@@ -69,6 +77,8 @@ pub(crate) struct Table {
     pub(crate) int8: PackedKernels,
     pub(crate) int4: PackedKernels,
     pub(crate) int2: PackedKernels,
+    pub(crate) fp8: Fp8Kernels,
+    pub(crate) mxfp4: ElementKernels,
 }
 
 impl Table {
@@ -78,6 +88,10 @@ impl Table {
             ElementType::F32 => return &self.f32,
             ElementType::F16 => return &self.f16,
             ElementType::Bf16 => return &self.bf16,
+            ElementType::Fp8(BlockScale::F32) => return &self.fp8.by_f32,
+            ElementType::Fp8(BlockScale::F16) => return &self.fp8.by_f16,
+            ElementType::Fp8(BlockScale::Bf16) => return &self.fp8.by_bf16,
+            ElementType::MxFp4 => return &self.mxfp4,
             ElementType::Packed(packed) => packed,
         };
         let kernels = match packed.bits {

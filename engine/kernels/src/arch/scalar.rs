@@ -4,8 +4,10 @@
 //! Owns: the decoding of each stored type and the order of sums. Refuses: processor-specific code;
 //! it is written in blocks of 32 so that a compiler vectorises it for whatever it targets.
 
-use super::{ACCUMULATE_ROWS, ElementKernels, LANES, MAX_TILE, PackedKernels, Table, Tile};
-use crate::convert::{bf16_to_f32, f16_to_f32};
+use super::{
+    ACCUMULATE_ROWS, ElementKernels, Fp8Kernels, LANES, MAX_TILE, PackedKernels, Table, Tile,
+};
+use crate::convert::{bf16_to_f32, e2m1_to_f32, e4m3_to_f32, e8m0_to_f32, f16_to_f32};
 use crate::matrix::Rows;
 
 /// How a stored type becomes f32.
@@ -24,6 +26,8 @@ pub(super) struct Bf16;
 pub(super) struct Int8;
 pub(super) struct Int4;
 pub(super) struct Int2;
+pub(super) struct Fp8;
+pub(super) struct MxFp4;
 
 /// Where the scale of a block comes from.
 pub(super) trait Scale {
@@ -42,6 +46,10 @@ pub(super) struct ByRow;
 pub(super) struct ByF32;
 /// Groups have f16 scales.
 pub(super) struct ByF16;
+/// Groups have bf16 scales.
+pub(super) struct ByBf16;
+/// Groups have powers of two.
+pub(super) struct ByE8m0;
 
 impl Scale for ByRow {
     const IS_GROUPED: bool = false;
@@ -70,6 +78,26 @@ impl Scale for ByF16 {
     #[inline(always)]
     fn at(scales: &[u8], group: usize) -> f32 {
         f16_to_f32(u16::from_le_bytes(scales.as_chunks::<2>().0[group]))
+    }
+}
+
+impl Scale for ByBf16 {
+    const IS_GROUPED: bool = true;
+    #[cfg(target_arch = "x86_64")]
+    const IS_F16: bool = false;
+    #[inline(always)]
+    fn at(scales: &[u8], group: usize) -> f32 {
+        bf16_to_f32(u16::from_le_bytes(scales.as_chunks::<2>().0[group]))
+    }
+}
+
+impl Scale for ByE8m0 {
+    const IS_GROUPED: bool = true;
+    #[cfg(target_arch = "x86_64")]
+    const IS_F16: bool = false;
+    #[inline(always)]
+    fn at(scales: &[u8], group: usize) -> f32 {
+        e8m0_to_f32(scales[group])
     }
 }
 
@@ -155,6 +183,35 @@ impl Element for Int2 {
     }
 }
 
+impl Element for Fp8 {
+    const BLOCK_BYTES: usize = 32;
+    #[inline(always)]
+    fn block(bytes: &[u8]) -> [f32; LANES] {
+        block_of(bytes, |[byte]| e4m3_to_f32(byte))
+    }
+    #[inline(always)]
+    fn element(bytes: &[u8], index: usize) -> f32 {
+        e4m3_to_f32(bytes[index])
+    }
+}
+
+impl Element for MxFp4 {
+    const BLOCK_BYTES: usize = 16;
+    #[inline(always)]
+    fn block(bytes: &[u8]) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+            *pair = [e2m1_to_f32(byte), e2m1_to_f32(byte >> 4)];
+        }
+        out
+    }
+    #[inline(always)]
+    fn element(bytes: &[u8], index: usize) -> f32 {
+        let byte = bytes[index / 2];
+        e2m1_to_f32(if index.is_multiple_of(2) { byte } else { byte >> 4 })
+    }
+}
+
 #[inline(always)]
 fn block_of<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> [f32; LANES] {
     let mut out = [0.0; LANES];
@@ -194,7 +251,7 @@ impl<'a> Tail<'a> {
     ) -> Self {
         // Where nothing is left there may be no scale either.
         let scale = if S::IS_GROUPED && len > 0 {
-            S::at(&w.scales[row * w.scale_stride..], blocks >> w.blocks_shift)
+            S::at(w.scales_of(row), blocks >> w.blocks_shift)
         } else {
             1.0
         };
@@ -241,7 +298,7 @@ fn blocks<'a, E: Element, S: Scale>(
     blocks: usize,
 ) -> impl Iterator<Item = [f32; LANES]> + 'a {
     let bytes = w.bytes[row * w.stride..].chunks_exact(E::BLOCK_BYTES).take(blocks);
-    let scales = if S::IS_GROUPED { &w.scales[row * w.scale_stride..] } else { &[] };
+    let scales = if S::IS_GROUPED { w.scales_of(row) } else { &[] };
     let shift = w.blocks_shift;
     bytes.enumerate().map(move |(block, bytes)| {
         let mut weights = E::block(bytes);
@@ -339,4 +396,10 @@ pub(super) static TABLE: Table = Table {
     int8: packed::<Int8>(),
     int4: packed::<Int4>(),
     int2: packed::<Int2>(),
+    fp8: Fp8Kernels {
+        by_f32: kernels::<Fp8, ByF32>(),
+        by_f16: kernels::<Fp8, ByF16>(),
+        by_bf16: kernels::<Fp8, ByBf16>(),
+    },
+    mxfp4: kernels::<MxFp4, ByE8m0>(),
 };

@@ -43,9 +43,7 @@ macro_rules! element_kernels {
             /// The scales of each of `R` rows, where groups have them.
             #[inline(always)]
             fn scales<'a, S: Scale, const R: usize>(w: &Rows<'a>) -> [&'a [u8]; R] {
-                array::from_fn(|row| {
-                    if S::IS_GROUPED { &w.scales[row * w.scale_stride..] } else { &[][..] }
-                })
+                array::from_fn(|row| if S::IS_GROUPED { w.scales_of(row) } else { &[][..] })
             }
 
             /// A block as f32, scaled where groups have scales.
@@ -221,3 +219,15 @@ macro_rules! packed_kernels {
     };
 }
 pub(super) use packed_kernels;
+
+/// The kernels of the module of e4m3 elements, for each kind of scales.
+macro_rules! fp8_kernels {
+    ($module:ident) => {
+        $crate::arch::Fp8Kernels {
+            by_f32: $module::kernels::<$crate::arch::scalar::ByF32>(),
+            by_f16: $module::kernels::<$crate::arch::scalar::ByF16>(),
+            by_bf16: $module::kernels::<$crate::arch::scalar::ByBf16>(),
+        }
+    };
+}
+pub(super) use fp8_kernels;

@@ -5,7 +5,7 @@ use super::found::{FoundTensor, Parts};
 use super::packed;
 use crate::catalogue::container::SaidOf;
 use crate::catalogue::header::DType;
-use crate::catalogue::{CatalogueError, Scales, Span, StoredType};
+use crate::catalogue::{BlockScale, CatalogueError, Scales, Span, StoredType};
 use crate::spec::ArchSpec;
 
 /// How a weight is stored and where its scales lie.
@@ -100,7 +100,7 @@ pub(super) fn stored(
                 let found = format!("e4m3 without its {}_scale_inv", weight.raw.name);
                 return Err(unsupported(weight, found));
             };
-            block_scales(weight, scales, StoredType::Fp8, (rows, cols))
+            block_scales(weight, scales, (rows, cols))
         }
         Kind::Unread => Err(unsupported(weight, of_type(weight.raw.dtype))),
     }
@@ -110,13 +110,17 @@ pub(super) fn stored(
 fn block_scales(
     weight: FoundTensor<'_>,
     scales: FoundTensor<'_>,
-    stored: StoredType,
     (rows, cols): (u64, u64),
 ) -> Result<Stored, CatalogueError> {
-    let Kind::Float(_) = kind(scales.raw.dtype) else {
-        let found = format!("{} with {} scales", stored.name(), scales.raw.dtype);
-        return Err(unsupported(weight, found));
+    let scale = match kind(scales.raw.dtype) {
+        Kind::Float(StoredType::F32) => BlockScale::F32,
+        Kind::Float(StoredType::F16) => BlockScale::F16,
+        Kind::Float(StoredType::Bf16) => BlockScale::Bf16,
+        Kind::Float(_) | Kind::Packed | Kind::Fp8 | Kind::Unread => {
+            return Err(unsupported(weight, format!("e4m3 with {} scales", scales.raw.dtype)));
+        }
     };
+    let stored = StoredType::Fp8(scale);
     let (scale_rows, scale_cols) = stored.scales().shape(rows, cols).unwrap_or((0, 0));
     if scales.raw.shape != [scale_rows, scale_cols] {
         return Err(wrong_shape(scales, vec![scale_rows, scale_cols]));

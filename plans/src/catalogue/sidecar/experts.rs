@@ -155,7 +155,7 @@ pub(super) fn has_scales(stored: StoredType, (rows, cols): (u64, u64), bytes: u6
         Scales::Row => false,
         Scales::Block { .. } => {
             let count = stored.scales().count(rows, cols);
-            count > 0 && [1, 2, 4].contains(&(bytes / count)) && bytes.is_multiple_of(count)
+            count > 0 && count.checked_mul(stored.scale_bytes()) == Some(bytes)
         }
     }
 }

@@ -24,7 +24,7 @@ pub use self::body::{decode, encode};
 pub const FILE_NAME: &str = ".tierkeep-index";
 /// How it begins. The number rises with every change of the body, or of what the catalogue makes of
 /// the same headers.
-const MAGIC: &[u8; 16] = b"tierkeep-index2\n";
+const MAGIC: &[u8; 16] = b"tierkeep-index3\n";
 const HASH_BYTES: usize = 32;
 /// Longest that is read: GLM-5.2's is 0.3 MB.
 const FILE_CAP_BYTES: u64 = 64 << 20;
