@@ -235,7 +235,6 @@ fn engine(error: &EngineError) -> Class {
         }
         EngineError::Read(_) => failure("engine.read"),
         EngineError::Threads(_) => failure("engine.threads"),
-        EngineError::NoKernel { .. } => failure("engine.no_kernel"),
         EngineError::Matrix(_) => failure("engine.matrix"),
         EngineError::Unbound { .. } => failure("engine.unbound"),
         EngineError::MixedAttention => failure("engine.mixed_attention"),

@@ -39,12 +39,6 @@ pub enum EngineError {
     /// The threads could not be started.
     #[error("the threads of the plan could not be started: {0}")]
     Threads(std::io::Error),
-    /// A weight is stored in a type without a kernel; `supports` should have seen this.
-    #[error("a weight is stored as {stored}, which this build does not compute on")]
-    NoKernel {
-        /// The type's name.
-        stored: &'static str,
-    },
     /// A weight's bytes are not those of its shape; the catalogue should have seen this.
     #[error("a weight does not have the bytes of its shape: {0}")]
     Matrix(#[from] MatrixError),

@@ -272,7 +272,7 @@ impl Store {
             0 => &[],
             bytes => part(scales_offset, bytes),
         };
-        Ok(Matrix::new(element_of(stored)?, rows, cols, data, scales)?)
+        Ok(Matrix::new(element_of(stored), rows, cols, data, scales)?)
     }
 
     /// Whether an expert is pinned.

@@ -2,7 +2,7 @@
 //! pass has, so that a model which is planned and cannot run is refused by name, before anything is
 //! allocated.
 
-use tierkeep_plans::catalogue::{Catalogue, ExpertForm, StoredType, Tensor};
+use tierkeep_plans::catalogue::{Catalogue, ExpertForm, StoredType};
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec, Family, LatentAttention};
 
 /// Why a model that is planned is not run.
@@ -34,11 +34,30 @@ pub fn supports(model: &Catalogue) -> Result<(), Unsupported> {
 /// Whether this build knows what to do with every weight of a model, those of multi-token prediction
 /// included, which are carried over into other containers and not run.
 pub(crate) fn supports_whole(model: &Catalogue) -> Result<(), Unsupported> {
-    check(model, model.spec.n_layers + model.n_mtp_layers_present)
+    check(model, model.spec.n_layers + model.n_mtp_layers_present)?;
+    match not_converted(model) {
+        Some(what) => Err(Unsupported { family: model.spec.family.model_type(), what }),
+        None => Ok(()),
+    }
+}
+
+/// A weight in a type that the converter has no decoder for, though the kernels compute on it.
+fn not_converted(model: &Catalogue) -> Option<String> {
+    let is_converted = |stored: StoredType| match stored {
+        StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::Packed(_) => true,
+        StoredType::Fp8(_) | StoredType::MxFp4 => false,
+    };
+    let of_experts = model.experts.iter().flat_map(|expert| expert.bytes_by_type());
+    let expert = of_experts.map(|(stored, ..)| stored).find(|stored| !is_converted(*stored));
+    if let Some(stored) = expert {
+        return Some(format!("converting experts in {}", stored.name()));
+    }
+    let tensor = model.tensors.iter().find(|tensor| !is_converted(tensor.stored))?;
+    Some(format!("converting {} in {}", model.name_of(tensor.role), tensor.stored.name()))
 }
 
 fn check(model: &Catalogue, n_layers: usize) -> Result<(), Unsupported> {
-    let lacking = mechanism(&model.spec).or_else(|| stored_type(model, n_layers));
+    let lacking = mechanism(&model.spec).or_else(|| expert_form(model, n_layers));
     match lacking {
         Some(what) => Err(Unsupported { family: model.spec.family.model_type(), what }),
         None => Ok(()),
@@ -99,35 +118,18 @@ fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
     }
 }
 
-/// A stored type or an expert form that the kernels do not compute on in the first `n_layers` layers,
-/// with where it is found.
-fn stored_type(model: &Catalogue, n_layers: usize) -> Option<String> {
-    let runs = |stored: StoredType| match stored {
-        StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::Packed(_) => true,
-        StoredType::Fp8(_) | StoredType::MxFp4 => false,
-    };
-    for expert in (0..n_layers).flat_map(|layer| model.layer_experts(layer)) {
-        let form = match expert.form {
-            ExpertForm::Separate => None,
-            ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => {
-                Some("experts with gate and up in one".to_owned())
-            }
-        };
-        let stored = expert.bytes_by_type().find(|(stored, ..)| !runs(*stored));
-        let lacking =
-            form.or_else(|| stored.map(|(stored, ..)| format!("experts in {}", stored.name())));
-        if lacking.is_some() {
-            return lacking;
+/// An expert form that the forward pass does not compute on in the first `n_layers` layers. Stored types
+/// are no question: the kernels compute on each.
+fn expert_form(model: &Catalogue, n_layers: usize) -> Option<String> {
+    let lacking = |form: ExpertForm| match form {
+        ExpertForm::Separate => None,
+        ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => {
+            Some("experts with gate and up in one".to_owned())
         }
-    }
-    let without_mtp = n_layers == model.spec.n_layers;
-    let counts = |tensor: &&Tensor| !(without_mtp && model.is_mtp(tensor.role));
-    model
-        .tensors
-        .iter()
-        .filter(counts)
-        .find(|t| !runs(t.stored))
-        .map(|t| format!("{} in {}", model.name_of(t.role), t.stored.name()))
+    };
+    (0..n_layers)
+        .flat_map(|layer| model.layer_experts(layer))
+        .find_map(|expert| lacking(expert.form))
 }
 
 #[cfg(test)]
@@ -160,6 +162,7 @@ mod tests {
             "olmoe",
             "glm_moe_dsa",
             "glm_moe_dsa-shared-indexer",
+            "glm_moe_dsa-fp8",
             "deepseek_v3",
             "deepseek_v3-no-q-lora",
             "longcat_flash",
@@ -204,20 +207,25 @@ mod tests {
     }
 
     #[test]
-    fn families_and_types_without_a_comparison_or_a_kernel_are_refused() {
+    fn families_without_a_comparison_and_forms_without_a_kernel_are_refused() {
         let mut model = oracle("olmoe");
         model.spec.family = Family::GptOss;
         assert!(supports(&model).unwrap_err().what.contains("has not been compared"));
         let mut model = oracle("olmoe");
-        model.experts[3].down.stored = StoredType::FP8;
-        assert_eq!(supports(&model).unwrap_err().what, "experts in fp8");
-        model = oracle("olmoe");
         model.experts[3].form = ExpertForm::Interleaved;
-        assert!(supports(&model).unwrap_err().what.contains("gate and up in one"));
-        model = oracle("olmoe");
-        model.tensors[0].stored = StoredType::FP8;
         let what = supports(&model).unwrap_err().what;
-        assert_eq!(what, "model.embed_tokens.weight in fp8");
+        assert!(what.contains("gate and up in one"));
         assert_eq!(supports_whole(&model).unwrap_err().what, what);
+    }
+
+    #[test]
+    fn every_stored_type_is_computed_on() {
+        for stored in StoredType::all() {
+            let mut model = oracle("olmoe");
+            (model.experts[3].down.stored, model.tensors[0].stored) = (stored, stored);
+            assert_eq!(supports(&model), Ok(()), "{}", stored.name());
+            let is_converted = !matches!(stored, StoredType::Fp8(_) | StoredType::MxFp4);
+            assert_eq!(supports_whole(&model).is_ok(), is_converted, "{}", stored.name());
+        }
     }
 }

@@ -27,10 +27,11 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 mod faults;
 use faults::{maps_files, takes_direct_reads};
 
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 10] = [
     "olmoe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared-indexer",
+    "glm_moe_dsa-fp8",
     "deepseek_v3",
     "deepseek_v3-no-q-lora",
     "longcat_flash",

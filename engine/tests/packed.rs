@@ -7,93 +7,18 @@
     reason = "a test stops where something is wrong"
 )]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use half::{bf16, f16};
+use half::f16;
 use tempfile::TempDir;
-use tierkeep_doctor::Facts;
 use tierkeep_engine::verify::read_oracle;
-use tierkeep_engine::{Engine, Observer, Phase};
 use tierkeep_kernels::Isa;
 use tierkeep_plans::budget::EmbeddingResidency;
-use tierkeep_plans::catalogue::header::{DType, read_header};
 use tierkeep_plans::catalogue::{
     Catalogue, Group, Packed, PackedBits, Role, ScaleType, StoredType,
 };
-use tierkeep_plans::planner::{self, Options};
-use tierkeep_plans::units::{Bytes, SizeRequest};
 
-/// A tensor as values.
-struct Values {
-    name: String,
-    shape: Vec<u64>,
-    values: Vec<f32>,
-}
-
-/// A tensor as it is written.
-struct Written {
-    name: String,
-    dtype: &'static str,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-fn oracle(family: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family)
-}
-
-fn read(directory: &Path) -> Vec<Values> {
-    let mut all = Vec::new();
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        if !name.starts_with("model-") {
-            continue;
-        }
-        let header = read_header(&path).unwrap();
-        let file = fs::read(&path).unwrap();
-        for tensor in header.tensors() {
-            let at = header.data_start as usize;
-            let bytes = &file[at + tensor.start as usize..at + tensor.end as usize];
-            let values = match tensor.dtype {
-                DType::Bf16 => {
-                    bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
-                }
-                DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-                other => panic!("{}: {other}", tensor.name),
-            };
-            all.push(Values { name: tensor.name.to_owned(), shape: tensor.shape.to_vec(), values });
-        }
-    }
-    all
-}
-
-fn write(like: &Path, tensors: &[Written]) -> TempDir {
-    let directory = TempDir::new().unwrap();
-    fs::copy(like.join("config.json"), directory.path().join("config.json")).unwrap();
-    let (mut entries, mut data) = (Vec::new(), Vec::<u8>::new());
-    for Written { name, dtype, shape, bytes } in tensors {
-        let (start, end) = (data.len(), data.len() + bytes.len());
-        entries.push(format!(
-            "{name:?}:{{\"dtype\":{dtype:?},\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}"
-        ));
-        data.extend(bytes);
-    }
-    let json = format!("{{{}}}", entries.join(","));
-    let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &data].concat();
-    fs::write(directory.path().join("model.safetensors"), file).unwrap();
-    directory
-}
-
-fn floats(tensor: &Values, values: &[f32]) -> Written {
-    Written {
-        name: tensor.name.clone(),
-        dtype: "F32",
-        shape: tensor.shape.iter().map(|d| *d as usize).collect(),
-        bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-    }
-}
+#[path = "support/models.rs"]
+mod models;
+use models::{Values, Written, embedding, floats, logits, oracle, read, write};
 
 /// A matrix in a packed type, and the same values in a type that needs none of it: f32 where groups
 /// have scales; bytes with f32 scales where rows have, for the order of sums is another.
@@ -156,7 +81,7 @@ fn packed_and_twin(tensor: &Values, packed: Packed, out: &mut [Vec<Written>; 2])
 }
 
 /// The model in a packed type and its twin. What `packs` leaves out stays as it is in both.
-fn models(family: &str, packed: Packed) -> [TempDir; 2] {
+fn model_and_twin(family: &str, packed: Packed) -> [TempDir; 2] {
     let directory = oracle(family);
     let mut out = [Vec::new(), Vec::new()];
     for tensor in read(&directory) {
@@ -170,40 +95,6 @@ fn models(family: &str, packed: Packed) -> [TempDir; 2] {
     out.map(|tensors| write(&directory, &tensors))
 }
 
-/// Bits of the logits after each token of a prompt and of a few more.
-fn logits(model: &Catalogue, tokens: &[u32], isa: Isa, embedding: EmbeddingResidency) -> Vec<u32> {
-    struct Keep(Vec<u32>);
-    impl Observer for Keep {
-        fn wants_all_logits(&self) -> bool {
-            true
-        }
-        fn logits(&mut self, _: usize, logits: &[f32]) {
-            assert!(logits.iter().all(|l| l.is_finite()));
-            self.0.extend(logits.iter().map(|l| l.to_bits()));
-        }
-    }
-    let options = Options {
-        ram: Some(SizeRequest::Absolute(Bytes(1 << 30))),
-        context: Some(64),
-        threads: Some(2),
-        prefill_batch: Some(7),
-        isa: Some(isa.to_string()),
-        ..Options::default()
-    };
-    let mut plan = planner::plan(model, &Facts::default(), &options, None).unwrap();
-    plan.engine.embedding = embedding;
-    plan.placement.slots.caps.iter_mut().for_each(|cap| *cap = (*cap).min(3));
-    plan.settle(model);
-    let mut engine = Engine::open(&plan, model, &mut |_, _, _| {}).unwrap();
-    let mut keep = Keep(Vec::new());
-    let (prompt, rest) = tokens.split_at(tokens.len() - 2);
-    engine.run(prompt, Phase::Prefill, &mut keep).unwrap();
-    for token in rest {
-        engine.run(&[*token], Phase::Decode, &mut keep).unwrap();
-    }
-    keep.0
-}
-
 #[test]
 fn a_packed_model_and_the_same_values_in_another_type_give_the_same_bits() {
     use EmbeddingResidency::{Resident, RowRead};
@@ -211,19 +102,25 @@ fn a_packed_model_and_the_same_values_in_another_type_give_the_same_bits() {
         let tokens: Vec<u32> =
             read_oracle(&oracle(family)).unwrap().remove(0).prompt.into_iter().take(16).collect();
         for packed in Packed::all() {
-            let directories = models(family, packed);
+            let directories = model_and_twin(family, packed);
             let [model, twin] = directories.each_ref().map(|d| Catalogue::open(d.path()).unwrap());
             let what = format!("{family} {}", packed.name());
             let cols = model.spec.hidden_size as u64;
-            let embedding = model.by_role()[&Role::Embedding].stored;
-            assert_eq!(embedding, StoredType::Packed(packed.for_cols(cols)), "{what}");
+            let table = model.by_role()[&Role::Embedding].stored;
+            assert_eq!(table, StoredType::Packed(packed.for_cols(cols)), "{what}");
             assert!(model.total_bytes() < twin.total_bytes() || packed.bits == PackedBits::Eight);
-            let expected = logits(&twin, &tokens, Isa::Scalar, Resident);
+            let expected = logits(&twin, &tokens, Isa::Scalar, embedding(Resident));
             assert_eq!(expected.len(), tokens.len() * model.spec.vocab_size);
             for isa in Isa::supported() {
-                assert!(logits(&model, &tokens, isa, Resident) == expected, "{what} {isa}");
+                assert!(
+                    logits(&model, &tokens, isa, embedding(Resident)) == expected,
+                    "{what} {isa}"
+                );
             }
-            assert!(logits(&model, &tokens, Isa::best(), RowRead) == expected, "{what} by rows");
+            assert!(
+                logits(&model, &tokens, Isa::best(), embedding(RowRead)) == expected,
+                "{what} by rows"
+            );
         }
     }
 }

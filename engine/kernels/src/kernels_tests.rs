@@ -71,18 +71,8 @@ fn sharing(element: ElementType) -> (usize, Option<usize>) {
 
 impl Sample {
     /// Reduces arbitrary bytes to finite values; floats of all magnitudes, denormals included. What is
-    /// infinite or no number stays so only in e4m3 with extreme scales.
-    fn new(
-        element: ElementType,
-        (rows, cols): (usize, usize),
-        offset: usize,
-        noise: &[u8],
-        has_extreme_scales: bool,
-    ) -> Self {
-        Self::part(element, 0, (rows, cols), offset, noise, has_extreme_scales)
-    }
-
-    /// The same as rows of a larger matrix, from row `first` on.
+    /// no number stays so only in e4m3 with extreme scales. The rows are those of a larger matrix from
+    /// row `first` on.
     fn part(
         element: ElementType,
         first: usize,
@@ -300,6 +290,37 @@ proptest! {
             let scale = sample.row_scales[rows - 1];
             let decoded: Vec<f32> = sample.row(rows - 1).iter().map(|value| value * scale).collect();
             assert_same(&out, &decoded, &what);
+        }
+    }
+
+    /// Shapes and lengths that do not go together are errors, whatever they are; what is taken can be
+    /// computed on.
+    #[test]
+    fn no_shape_and_no_length_panics(
+        element in select(ElementType::all().collect::<Vec<_>>()),
+        first in prop_oneof![0_usize..300, Just(usize::MAX)],
+        rows in prop_oneof![4 => 0_usize..4, 1 => any::<usize>()],
+        cols in prop_oneof![4 => 0_usize..140, 1 => any::<usize>()],
+        lengths in prop_oneof![
+            4 => Just(None),
+            1 => (0_usize..600, 0_usize..40).prop_map(Some),
+        ],
+    ) {
+        let bytes = [0x7f; 4096];
+        let is_small = rows < 4 && cols < 140;
+        let (data, scales) = lengths.unwrap_or(if is_small {
+            (rows * element.row_bytes(cols), element.scale_rows(first, rows) * element.row_scale_bytes(cols))
+        } else {
+            (0, 0)
+        });
+        let matrix = Matrix::part(element, first, rows, cols, &bytes[..data], &bytes[..scales]);
+        prop_assert!(!is_small || lengths.is_some() || matrix.is_ok());
+        if let Ok(w) = matrix && is_small {
+            let x = vec![1.0; cols];
+            let mut out = vec![0.0; rows];
+            for isa in Isa::supported() {
+                Kernels::new(isa).unwrap().dot_rows(&w, 0..rows, &x, &mut out);
+            }
         }
     }
 

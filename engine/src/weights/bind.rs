@@ -93,7 +93,8 @@ impl<'a> Homes<'a> {
         Ok(Bound {
             weight: self.place(part, tensor.weight),
             scales: self.scales(part, tensor.scales),
-            element: element_of(tensor.stored)?,
+            element: element_of(tensor.stored),
+            first: 0,
             rows: tensor.rows as usize,
             cols: tensor.cols as usize,
         })
@@ -150,16 +151,27 @@ impl<'a> Homes<'a> {
     pub(super) fn head_pieces(&mut self) -> Result<Vec<HeadPiece>, EngineError> {
         let role = if self.model.spec.tied_embeddings { Role::Embedding } else { Role::Head };
         let tensor = **self.by_role.get(&role).ok_or_else(|| self.unbound(role))?;
-        let element = element_of(tensor.stored)?;
+        let element = element_of(tensor.stored);
         let room = self.units.buffer_bytes();
         let row_bytes = (tensor.stored.row_bytes(tensor.cols), tensor.row_scale_bytes());
+        let scale_rows =
+            |first: u64, rows: u64| element.scale_rows(first as usize, rows as usize) as u64;
+        let per_scale = element.rows_per_scale() as u64;
+        // Of rows that begin within a block, which takes the most scales.
         let piece_bytes = |rows: u64| {
-            let part = |bytes: u64| round_up(bytes.saturating_mul(rows), TENSOR_ALIGN);
-            part(row_bytes.0).saturating_add(part(row_bytes.1))
+            let part = |bytes: u64, rows: u64| round_up(bytes.saturating_mul(rows), TENSOR_ALIGN);
+            part(row_bytes.0, rows)
+                .saturating_add(part(row_bytes.1, scale_rows(per_scale - 1, rows)))
         };
-        let mut most = room.checked_div(row_bytes.0 + row_bytes.1).unwrap_or(0).min(tensor.rows);
+        let block_bytes = row_bytes.0.saturating_mul(per_scale).saturating_add(row_bytes.1);
+        let most = room.saturating_mul(per_scale).checked_div(block_bytes).unwrap_or(0);
+        let mut most = most.min(tensor.rows);
         while most > 0 && piece_bytes(most) > room {
             most -= 1;
+        }
+        // Whole blocks where there is room for one, so that no scale is read twice.
+        if most >= per_scale && most < tensor.rows {
+            most -= most % per_scale;
         }
         if most == 0 {
             return Err(EngineError::HeadRow { row_bytes: piece_bytes(1), buffer_bytes: room });
@@ -169,17 +181,20 @@ impl<'a> Homes<'a> {
             let rows = first..tensor.rows.min(first + most);
             let n_rows = rows.end - rows.start;
             let mut unit = Unit::default();
-            let mut place = |span: Span, each: u64| {
+            let mut place = |span: Span, each: u64, first: u64, n_rows: u64| {
                 let (offset, bytes) = (span.offset + first * each, n_rows * each);
                 let start = unit.add(Span { offset, bytes, ..span });
                 Place { home: Home::Stream, start, end: start + bytes as usize }
             };
-            let weight = place(tensor.weight, row_bytes.0);
+            let weight = place(tensor.weight, row_bytes.0, first, n_rows);
             let none = Place { home: Home::Stream, start: 0, end: 0 };
-            let scales = tensor.scales.map_or(none, |span| place(span, row_bytes.1));
+            let scales = tensor.scales.map_or(none, |span| {
+                place(span, row_bytes.1, first / per_scale, scale_rows(first, n_rows))
+            });
             self.units.add_head(unit);
             let (n_rows, cols) = (n_rows as usize, tensor.cols as usize);
-            let weight = Bound { weight, scales, element, rows: n_rows, cols };
+            let first = first as usize;
+            let weight = Bound { weight, scales, element, first, rows: n_rows, cols };
             pieces.push(HeadPiece { rows: rows.start as usize..rows.end as usize, weight });
         }
         Ok(pieces)

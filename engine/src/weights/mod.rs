@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tierkeep_kernels::{ElementType, Kernels, Matrix};
 use tierkeep_plans::budget::{DenseResidency, EmbeddingResidency, Line, Streamed};
 use tierkeep_plans::catalogue::{
-    Catalogue, Group, Packed, PackedBits, ScaleType, StoredType, TENSOR_ALIGN, Tensor,
+    BlockScale, Catalogue, Group, Packed, PackedBits, ScaleType, StoredType, TENSOR_ALIGN, Tensor,
 };
 use tierkeep_plans::units::round_up;
 
@@ -28,15 +28,18 @@ use crate::memory::{Account, Buffer};
 use crate::shard_io::{ReadFor, ShardFiles};
 
 /// The kernels' name for a stored type.
-pub(crate) fn element_of(stored: StoredType) -> Result<ElementType, EngineError> {
+pub(crate) fn element_of(stored: StoredType) -> ElementType {
     match stored {
-        StoredType::F32 => Ok(ElementType::F32),
-        StoredType::F16 => Ok(ElementType::F16),
-        StoredType::Bf16 => Ok(ElementType::Bf16),
-        StoredType::Packed(packed) => Ok(ElementType::Packed(packed_of(packed))),
-        StoredType::Fp8(_) | StoredType::MxFp4 => {
-            Err(EngineError::NoKernel { stored: stored.name() })
-        }
+        StoredType::F32 => ElementType::F32,
+        StoredType::F16 => ElementType::F16,
+        StoredType::Bf16 => ElementType::Bf16,
+        StoredType::Packed(packed) => ElementType::Packed(packed_of(packed)),
+        StoredType::Fp8(scale) => ElementType::Fp8(match scale {
+            BlockScale::F32 => tierkeep_kernels::BlockScale::F32,
+            BlockScale::F16 => tierkeep_kernels::BlockScale::F16,
+            BlockScale::Bf16 => tierkeep_kernels::BlockScale::Bf16,
+        }),
+        StoredType::MxFp4 => ElementType::MxFp4,
     }
 }
 
@@ -89,6 +92,8 @@ pub(crate) struct Bound {
     /// Of no bytes for types without scales.
     scales: Place,
     element: ElementType,
+    /// Row of its tensor that its first row is.
+    first: usize,
     rows: usize,
     pub(crate) cols: usize,
 }
@@ -306,7 +311,8 @@ impl Weights {
     /// A bound weight as a matrix.
     pub(crate) fn matrix(&self, bound: Bound) -> Result<Matrix<'_>, EngineError> {
         let (data, scales) = (self.bytes(bound.weight), self.bytes(bound.scales));
-        Ok(Matrix::new(bound.element, bound.rows, bound.cols, data, scales)?)
+        let Bound { element, first, rows, cols, .. } = bound;
+        Ok(Matrix::part(element, first, rows, cols, data, scales)?)
     }
 
     /// Begins a batch after which the head is computed `n_heads` times: what is streamed is read from now
@@ -394,15 +400,17 @@ impl Weights {
                 let weights = &mut weights[..row_bytes];
                 let at = table.weight.offset + u64::from(token) * row_bytes as u64;
                 files.read(ReadFor::Embedding, table.weight.shard, at, weights)?;
+                let element = element_of(table.stored);
                 let mut scale: &[u8] = &[];
                 if let Some(span) = table.scales {
                     let row_bytes = table.row_scale_bytes();
                     let into = &mut scales[..row_bytes as usize];
-                    let at = span.offset + u64::from(token) * row_bytes;
+                    // One row of scales, which other tokens may have as well.
+                    let row = u64::from(token) / element.rows_per_scale() as u64;
+                    let at = span.offset + row * row_bytes;
                     files.read(ReadFor::Embedding, span.shard, at, into)?;
                     scale = into;
                 }
-                let element = element_of(table.stored)?;
                 let matrix = Matrix::new(element, 1, table.cols as usize, weights, scale)?;
                 kernels.decode_row(&matrix, 0, out);
             }
