@@ -271,6 +271,8 @@ fn convert(error: &ConvertError) -> Class {
         ConvertError::Io { .. }
         | ConvertError::MissingFile { .. }
         | ConvertError::Misplaced { .. }
+        | ConvertError::Shape { .. }
+        | ConvertError::Isa(_)
         | ConvertError::HeaderTooLarge { .. }
         | ConvertError::Threads { .. }
         | ConvertError::Interrupted => failure("convert"),

@@ -59,10 +59,71 @@ fn check(model: &Path, expected: &str) {
 }
 
 #[test]
-#[ignore = "the engine does not read FP8 yet"]
 fn fp8_weights_equal_the_reference() {
     let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/glm_moe_dsa-fp8");
     check(&model, include_str!("pack_reference/glm_moe_dsa-fp8.txt"));
+}
+
+fn tensors(model: &Path) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    for shard in Catalogue::open(model).unwrap().shards {
+        let header = read_header(&shard.path).unwrap();
+        let file = fs::read(&shard.path).unwrap();
+        for tensor in header.tensors().filter(|t| !t.name.starts_with("__pad.")) {
+            let at = |end: u64| (header.data_start + end) as usize;
+            let bytes = file[at(tensor.start)..at(tensor.end)].to_vec();
+            let found = (tensor.dtype.to_string(), tensor.shape.to_vec(), bytes);
+            all.insert(tensor.name.to_owned(), found);
+        }
+    }
+    all
+}
+
+/// Kept e4m3 is the source's, scales and all; as 16 bits it is bf16 of value times scale.
+#[test]
+fn fp8_weights_can_be_kept_or_become_bf16() {
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/glm_moe_dsa-fp8");
+    let catalogue = Catalogue::open(&model).unwrap();
+    let converted = |bits: Bits| {
+        let (experts, dense, embedding, mtp) = (bits.into(), bits.into(), bits.into(), bits.into());
+        let options =
+            ConvertOptions { experts, dense, embedding, mtp, ..ConvertOptions::default() };
+        let out = tempfile::tempdir().unwrap();
+        let mut go_on = |_| ControlFlow::Continue(());
+        convert(&catalogue, out.path(), &options, &Execution::default(), &mut go_on).unwrap();
+        let after = Catalogue::open(out.path()).unwrap();
+        assert_eq!(after.warnings, []);
+        (tensors(out.path()), after)
+    };
+    let source = tensors(&model);
+    let (kept, after) = converted(Bits::Keep);
+    assert_eq!(kept.len(), source.len());
+    assert!(kept == source);
+    assert_eq!(
+        after.expert(1, 0).map(|e| e.gate.stored),
+        catalogue.expert(1, 0).map(|e| e.gate.stored)
+    );
+    assert!(after.experts.iter().all(|e| e.extents().len() == 1));
+
+    let (sixteen, _) = converted(Bits::Sixteen);
+    assert!(sixteen.keys().all(|name| !name.ends_with("_scale_inv")));
+    let (name, (_, shape, codes)) =
+        source.iter().find(|(_, (dtype, ..))| dtype == "F8_E4M3").unwrap();
+    let (_, _, scales) = &source[&format!("{name}_scale_inv")];
+    let (dtype, shape_now, now) = &sixteen[name];
+    assert_eq!((dtype.as_str(), shape_now), ("BF16", shape));
+    let scale = f32::from_le_bytes(scales[..4].try_into().unwrap());
+    // Of the first row those that are normal, in the first block.
+    for (at, code) in codes.iter().take(shape[1].min(128) as usize).enumerate() {
+        let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+        if exponent == 0 {
+            continue;
+        }
+        let value = (1.0 + mantissa / 8.0) * 2.0_f32.powi(exponent - 7);
+        let value = if code & 128 == 0 { value } else { -value };
+        let expected = half::bf16::from_f32(value * scale).to_le_bytes();
+        assert_eq!(now[2 * at..2 * at + 2], expected, "column {at}");
+    }
 }
 
 /// GLM_NANO=FOLDER cargo test -p tierkeep-engine --test convert_reference -- --ignored

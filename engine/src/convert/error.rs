@@ -90,6 +90,17 @@ pub enum ConvertError {
         /// What the source holds.
         stored: StoredType,
     },
+    /// Bytes of a weight that are not those of its shape.
+    #[error("{weight}: {source}: a fault of this program, please report it")]
+    Shape {
+        /// Its published name.
+        weight: String,
+        /// What does not go together.
+        source: tierkeep_kernels::MatrixError,
+    },
+    /// The processor lacks what it says it has.
+    #[error(transparent)]
+    Isa(#[from] tierkeep_kernels::IsaError),
     /// No thread could be started.
     #[error("cannot start a thread: {source}")]
     Threads {

@@ -13,8 +13,8 @@ use tierkeep_plans::catalogue::container::{
 };
 use tierkeep_plans::catalogue::header::HEADER_CAP_BYTES;
 use tierkeep_plans::catalogue::{
-    Catalogue, ExpertLayout, Group, Packed, PackedBits, Projection, Role, ScaleType, Span,
-    StoredType,
+    BlockScale, Catalogue, ExpertForm, ExpertLayout, FusedTensor, Group, Packed, PackedBits,
+    Projection, Role, ScaleType, Span, StoredType,
 };
 use tierkeep_plans::units::{Bytes, round_up};
 
@@ -63,7 +63,7 @@ impl Job {
     }
 
     pub(super) fn scale_bytes_out(&self) -> u64 {
-        self.target.packed().map_or(0, |packed| self.rows * packed.row_scale_bytes(self.cols))
+        self.target.scales().count(self.rows, self.cols) * self.target.scale_bytes()
     }
 
     /// Output bytes, scales included.
@@ -77,7 +77,6 @@ impl Job {
             StoredType::F32 => ("F32", logical()),
             StoredType::F16 => ("F16", logical()),
             StoredType::Bf16 => ("BF16", logical()),
-            // `supports` refuses models of the last two.
             StoredType::Fp8(_) => ("F8_E4M3", logical()),
             StoredType::Packed(_) | StoredType::MxFp4 => {
                 ("U8", vec![self.rows, self.target.row_bytes(self.cols)])
@@ -85,20 +84,34 @@ impl Job {
         }
     }
 
-    /// Type and shape of its scales: `(rows)`, or `(rows, groups)` where a row has several.
-    fn scales_dtype_and_shape(&self) -> Option<(&'static str, Vec<u64>)> {
-        let packed = self.target.packed()?;
-        let dtype = match packed.scale {
-            ScaleType::F32 => "F32",
-            ScaleType::F16 => "F16",
-        };
-        let shape = match packed.group {
-            Group::Row => vec![self.rows],
-            Group::Of128 | Group::Of64 | Group::Of32 => {
-                vec![self.rows, packed.group.per_row(self.cols)]
+    /// Ending of the name, type and shape of its scales: of packed integers `(rows)`, or `(rows, groups)`
+    /// where a row has several; of blocks one for each.
+    fn scales_out(&self) -> Option<(&'static str, &'static str, Vec<u64>)> {
+        match self.target {
+            StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::MxFp4 => None,
+            StoredType::Packed(packed) => {
+                let dtype = match packed.scale {
+                    ScaleType::F32 => "F32",
+                    ScaleType::F16 => "F16",
+                };
+                let shape = match packed.group {
+                    Group::Row => vec![self.rows],
+                    Group::Of128 | Group::Of64 | Group::Of32 => {
+                        vec![self.rows, packed.group.per_row(self.cols)]
+                    }
+                };
+                Some((".qs", dtype, shape))
             }
-        };
-        Some((dtype, shape))
+            StoredType::Fp8(scale) => {
+                let dtype = match scale {
+                    BlockScale::F32 => "F32",
+                    BlockScale::F16 => "F16",
+                    BlockScale::Bf16 => "BF16",
+                };
+                let (rows, cols) = self.target.scales().shape(self.rows, self.cols)?;
+                Some(("_scale_inv", dtype, vec![rows, cols]))
+            }
+        }
     }
 }
 
@@ -173,8 +186,8 @@ impl OutputPlan {
                 if let Entry::Job(job) = entry {
                     let job = &self.jobs[*job];
                     weight_map.insert(job.name.clone(), &shard.file_name);
-                    if job.target.packed().is_some() {
-                        weight_map.insert(format!("{}.qs", job.name), &shard.file_name);
+                    if let Some((ending, ..)) = job.scales_out() {
+                        weight_map.insert(format!("{}{ending}", job.name), &shard.file_name);
                     }
                 }
             }
@@ -197,9 +210,10 @@ pub(super) fn plan(
     options: &ConvertOptions,
     source: &str,
 ) -> Result<OutputPlan, ConvertError> {
-    supports_whole(catalogue)?;
     let mut planner = Planner { catalogue, options, jobs: Vec::new(), units: Vec::new() };
     planner.add_all()?;
+    // What this build cannot run is not made either; experts in one tensor have been refused before.
+    supports_whole(catalogue)?;
     let Planner { jobs, units, .. } = planner;
     let metadata = metadata(&jobs, source);
     let files = cut_into_files(&jobs, &units, options.shard_bytes.0);
@@ -272,6 +286,15 @@ impl Planner<'_> {
             (catalogue.spec.hidden_size as u64, catalogue.spec.expert_ff_size as u64);
         for (expert, layout) in catalogue.layer_experts(layer as usize).iter().enumerate() {
             let first_job = self.jobs.len();
+            match layout.form {
+                ExpertForm::Separate => {}
+                ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => {
+                    let tensor = FusedTensor::GateUp;
+                    let weight = catalogue.name_of(Role::FusedExperts { layer, tensor });
+                    let stored = layout.gate.stored;
+                    return Err(ConvertError::Fused { weight, stored });
+                }
+            }
             for projection in [Projection::Gate, Projection::Up, Projection::Down] {
                 let shape = match projection {
                     Projection::Gate | Projection::Up => (ff, hidden),
@@ -502,8 +525,8 @@ fn header(
                 let job = &jobs[*job];
                 let (dtype, shape) = job.dtype_and_shape();
                 add(&job.name, dtype, &shape, job.weight_bytes_out());
-                if let Some((dtype, shape)) = job.scales_dtype_and_shape() {
-                    add(&format!("{}.qs", job.name), dtype, &shape, job.scale_bytes_out());
+                if let Some((ending, dtype, shape)) = job.scales_out() {
+                    add(&format!("{}{ending}", job.name), dtype, &shape, job.scale_bytes_out());
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! One output file as pieces: what each takes of the source and what it gives, in the order of the file.
 //! Owns the cut into pieces and the way of one piece from source bytes to output bytes.
 
+use tierkeep_kernels::Kernels;
 use tierkeep_plans::catalogue::Span;
 
 use super::ConvertError;
@@ -103,11 +104,12 @@ pub(super) struct Maker<'a> {
     buffer: Vec<u8>,
     scales: Vec<u8>,
     row: Vec<f32>,
+    kernels: &'a Kernels,
 }
 
 impl<'a> Maker<'a> {
-    pub(super) fn new(source: &'a SourceFiles<'a>, jobs: &'a [Job]) -> Self {
-        Self { source, jobs, buffer: Vec::new(), scales: Vec::new(), row: Vec::new() }
+    pub(super) fn new(source: &'a SourceFiles<'a>, jobs: &'a [Job], kernels: &'a Kernels) -> Self {
+        Self { source, jobs, buffer: Vec::new(), scales: Vec::new(), row: Vec::new(), kernels }
     }
 
     /// Makes a piece into `made`, whose buffers are used again.
@@ -141,17 +143,18 @@ impl<'a> Maker<'a> {
         let row_bytes = job.stored.row_bytes(job.cols);
         self.source.read(job.weight, first * row_bytes, rows * row_bytes, &mut self.buffer)?;
         made.bytes_read = rows * row_bytes;
-        let mut decoder = rows::Decoder::new(job, first);
-        if let Some((span, skip, bytes)) = decoder.scales(rows) {
+        self.scales.clear();
+        if let Some((span, skip, bytes)) = rows::scales_of(job, first, rows) {
             self.source.read(span, skip, bytes, &mut self.scales)?;
             made.bytes_read += bytes;
         }
+        let matrix = rows::matrix(job, (first, rows), &self.buffer, &self.scales)?;
         let cols = job.cols as usize;
         self.row.resize(cols, 0.0);
         let mut quantiser = job.target.packed().map(|target| RowQuantiser::new(target, cols));
-        for (index, bytes) in self.buffer.chunks_exact((row_bytes as usize).max(1)).enumerate() {
-            let row = first + index as u64;
-            decoder.decode(bytes, &self.scales, row, &mut self.row);
+        for index in 0..rows {
+            let row = first + index;
+            self.kernels.decode_row(&matrix, index as usize, &mut self.row);
             let weight = || job.name.clone();
             match &mut quantiser {
                 Some(quantiser) => {

@@ -1,59 +1,35 @@
-//! Rows of floats: from any stored type to f32, exactly, and from f32 to bf16. Owns what each float type
-//! means to the converter; reads nothing.
+//! Rows of floats: from any stored type to f32, exactly, and from f32 to bf16. Owns which scales a run of
+//! rows needs; what the bytes mean is the kernels'.
 
-use half::{bf16, f16};
-use tierkeep_plans::catalogue::{Span, StoredType};
+use half::bf16;
+use tierkeep_kernels::Matrix;
+use tierkeep_plans::catalogue::Span;
 
+use super::ConvertError;
 use super::layout::Job;
+use crate::weights::element_of;
 
-/// Decodes rows of one weight, a run of them at a time.
-pub(super) struct Decoder<'a> {
-    job: &'a Job,
-    /// The first row of the run.
-    first: u64,
+/// Which of its scales a run of rows of a weight needs: the span, how many bytes of it to skip, and how
+/// many to take. `None` where its type has none.
+pub(super) fn scales_of(job: &Job, first: u64, rows: u64) -> Option<(Span, u64, u64)> {
+    let span = job.scales?;
+    let element = element_of(job.stored);
+    let row_bytes = element.row_scale_bytes(job.cols as usize) as u64;
+    let before = first / (element.rows_per_scale() as u64).max(1);
+    let n = element.scale_rows(first as usize, rows as usize) as u64;
+    Some((span, before * row_bytes, n * row_bytes))
 }
 
-impl<'a> Decoder<'a> {
-    /// A run that begins at row `first`.
-    pub(super) fn new(job: &'a Job, first: u64) -> Self {
-        Self { job, first }
-    }
-
-    /// Which of the scales a run of so many rows needs: the span, how many bytes of it to skip, and how
-    /// many to take. `None` where the type has none.
-    pub(super) fn scales(&mut self, _rows: u64) -> Option<(Span, u64, u64)> {
-        None
-    }
-
-    /// Decodes one row; `scales` is what [`Decoder::scales`] asked for.
-    pub(super) fn decode(&self, bytes: &[u8], _scales: &[u8], _row: u64, into: &mut [f32]) {
-        let _ = self.first;
-        decode(self.job.stored, bytes, into);
-    }
-}
-
-/// Floats as stored to f32, exactly. Packed rows are never decoded here: they are copied.
-fn decode(stored: StoredType, bytes: &[u8], row: &mut [f32]) {
-    match stored {
-        StoredType::F32 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *x = f32::from_le_bytes(*b);
-            }
-        }
-        StoredType::F16 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        StoredType::Bf16 => {
-            for (x, b) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-            }
-        }
-        StoredType::Packed(_) | StoredType::Fp8(_) | StoredType::MxFp4 => {
-            debug_assert!(false, "packed rows are copied");
-        }
-    }
+/// A run of rows, as the kernels decode them.
+pub(super) fn matrix<'a>(
+    job: &Job,
+    (first, rows): (u64, u64),
+    weights: &'a [u8],
+    scales: &'a [u8],
+) -> Result<Matrix<'a>, ConvertError> {
+    let (rows, cols) = (rows as usize, job.cols as usize);
+    Matrix::part(element_of(job.stored), first as usize, rows, cols, weights, scales)
+        .map_err(|source| ConvertError::Shape { weight: job.name.clone(), source })
 }
 
 /// Appends a row as bf16, rounded to nearest even; what is beyond its range becomes infinite. NaNs stay
@@ -73,15 +49,6 @@ pub(super) fn push_bf16(row: &[f32], out: &mut Vec<u8>) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn halves_decode_exactly() {
-        let mut row = [0.0; 2];
-        decode(StoredType::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut row);
-        assert_eq!(row, [1.0, -2.0]);
-        decode(StoredType::F16, &[0x00, 0x3c, 0x01, 0x00], &mut row);
-        assert_eq!(row, [1.0, 2.0_f32.powi(-24)]);
-    }
 
     #[test]
     fn singles_round_to_the_nearest_even_bf16() {

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use tierkeep_kernels::{Isa, Kernels};
+
 use super::layout::{Job, ShardPlan};
 use super::pieces::{Made, Maker, Piece, RowErrors, pieces};
 use super::report::Tally;
@@ -109,6 +111,7 @@ pub(super) fn write_shard(
 ) -> Result<(), ConvertError> {
     writer.write(&shard.header)?;
     let pieces = pieces(shard, jobs);
+    let kernels = Kernels::new(Isa::best())?;
     let shared = Shared {
         state: Mutex::new(State {
             next_to_make: 0,
@@ -125,9 +128,9 @@ pub(super) fn write_shard(
         let _stop = StopOnDrop(&shared);
         let mut n_started = 0;
         for _ in 0..threads {
-            let (shared, pieces) = (&shared, &pieces);
+            let (shared, pieces, kernels) = (&shared, &pieces, &kernels);
             let run = move || {
-                let mut maker = Maker::new(source, jobs);
+                let mut maker = Maker::new(source, jobs, kernels);
                 while let Some((index, mut made)) = shared.take(pieces.len(), threads + WINDOW) {
                     let result = maker.make(pieces[index], &mut made).map(|()| made);
                     shared.hand_over(index, result);
