@@ -2,7 +2,7 @@
 //! pass has, so that a model which is planned and cannot run is refused by name, before anything is
 //! allocated.
 
-use tierkeep_plans::catalogue::{Catalogue, ExpertForm, StoredType};
+use tierkeep_plans::catalogue::{Catalogue, ExpertForm};
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec, Family, LatentAttention};
 
 /// Why a model that is planned is not run.
@@ -34,26 +34,7 @@ pub fn supports(model: &Catalogue) -> Result<(), Unsupported> {
 /// Whether this build knows what to do with every weight of a model, those of multi-token prediction
 /// included, which are carried over into other containers and not run.
 pub(crate) fn supports_whole(model: &Catalogue) -> Result<(), Unsupported> {
-    check(model, model.spec.n_layers + model.n_mtp_layers_present)?;
-    match not_converted(model) {
-        Some(what) => Err(Unsupported { family: model.spec.family.model_type(), what }),
-        None => Ok(()),
-    }
-}
-
-/// A weight in a type that the converter has no decoder for, though the kernels compute on it.
-fn not_converted(model: &Catalogue) -> Option<String> {
-    let is_converted = |stored: StoredType| match stored {
-        StoredType::F32 | StoredType::F16 | StoredType::Bf16 | StoredType::Packed(_) => true,
-        StoredType::Fp8(_) | StoredType::MxFp4 => false,
-    };
-    let of_experts = model.experts.iter().flat_map(|expert| expert.bytes_by_type());
-    let expert = of_experts.map(|(stored, ..)| stored).find(|stored| !is_converted(*stored));
-    if let Some(stored) = expert {
-        return Some(format!("converting experts in {}", stored.name()));
-    }
-    let tensor = model.tensors.iter().find(|tensor| !is_converted(tensor.stored))?;
-    Some(format!("converting {} in {}", model.name_of(tensor.role), tensor.stored.name()))
+    check(model, model.spec.n_layers + model.n_mtp_layers_present)
 }
 
 fn check(model: &Catalogue, n_layers: usize) -> Result<(), Unsupported> {
@@ -142,6 +123,7 @@ fn expert_form(model: &Catalogue, n_layers: usize) -> Option<String> {
 mod tests {
     use super::*;
     use std::path::PathBuf;
+    use tierkeep_plans::catalogue::StoredType;
     use tierkeep_plans::spec::Undescribed;
 
     fn oracle(family: &str) -> Catalogue {
@@ -224,8 +206,7 @@ mod tests {
             let mut model = oracle("olmoe");
             (model.experts[3].down.stored, model.tensors[0].stored) = (stored, stored);
             assert_eq!(supports(&model), Ok(()), "{}", stored.name());
-            let is_converted = !matches!(stored, StoredType::Fp8(_) | StoredType::MxFp4);
-            assert_eq!(supports_whole(&model).is_ok(), is_converted, "{}", stored.name());
+            assert_eq!(supports_whole(&model), Ok(()), "{}", stored.name());
         }
     }
 }
