@@ -1,6 +1,7 @@
-//! Read-only mappings of ranges of files, whose pages lie in the page cache.
+//! Mapped memory that is borrowed in ways the language does not know: read-only ranges of files, whose pages lie
+//! in the page cache, and slots of our own memory that are lent to threads ([`Arena`]).
 //!
-//! Owns: mapping, bringing pages in, and what happens when one cannot be: a file that is cut off under a
+//! Owns, of files: mapping, bringing pages in, and what happens when one cannot be: a file that is cut off under a
 //! mapping, or a disk that fails, raises SIGBUS, which would end the process. Here zeros take the place of
 //! what is lost, [`Mapping::lost`] says from where on, and [`faults`] that anything was lost at all. Whoever
 //! computes on a mapping asks before it uses a result. Refuses: what the bytes mean, which ranges are
@@ -26,6 +27,7 @@
 //! later takes our place, and has to pass on in turn. A process that is forked off has mappings and
 //! handler as they were.
 
+mod arena;
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
 mod mapping;
@@ -36,6 +38,7 @@ mod signal;
 #[path = "elsewhere.rs"]
 mod mapping;
 
+pub use arena::{Arena, Lent};
 pub use mapping::{Mapping, faults, page_bytes};
 
 /// Whether this platform has mappings; where it has none, [`Mapping::new`] refuses.
