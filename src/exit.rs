@@ -222,6 +222,7 @@ fn engine(error: &EngineError) -> Class {
         EngineError::PageSize { .. } => verdict("engine.page_size"),
         EngineError::HeadRow { .. } => verdict("engine.head_row"),
         EngineError::StreamEnded => failure("engine.stream_ended"),
+        EngineError::LaneEnded => failure("engine.lane_ended"),
         EngineError::Isa(_) => verdict("engine.isa"),
         EngineError::TooManyActive { .. } => verdict("engine.too_many_active"),
         EngineError::NotANumber => verdict("engine.not_a_number"),

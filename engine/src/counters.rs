@@ -102,6 +102,31 @@ impl std::ops::Add for Reads {
     }
 }
 
+/// Reads of experts that were begun before they were needed, so that others computed meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowReads {
+    /// Time in which at least one of them was under way.
+    pub time: Duration,
+    /// Time that was spent waiting for them, nothing else being done.
+    pub waited: Duration,
+}
+
+impl WindowReads {
+    /// How much of the time was hidden: all but what was waited for.
+    #[must_use]
+    pub fn hidden(&self) -> Duration {
+        // A wait is a little longer than the end of the read that it waits for.
+        self.time.saturating_sub(self.waited)
+    }
+
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            time: self.time.saturating_sub(earlier.time),
+            waited: self.waited.saturating_sub(earlier.waited),
+        }
+    }
+}
+
 /// Reads by what they are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadCounts {
@@ -111,6 +136,8 @@ pub struct ReadCounts {
     pub embedding: Reads,
     /// Routed experts.
     pub experts: Reads,
+    /// Those of them that were begun before they were needed.
+    pub window: WindowReads,
 }
 
 impl ReadCounts {
@@ -127,6 +154,7 @@ impl ReadCounts {
             dense: self.dense.since(earlier.dense),
             embedding: self.embedding.since(earlier.embedding),
             experts: self.experts.since(earlier.experts),
+            window: self.window.since(earlier.window),
         }
     }
 }

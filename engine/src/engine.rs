@@ -36,6 +36,7 @@ pub const ABILITIES: Abilities = Abilities {
     streamed_dense: true,
     sessions: false,
     frequency: false,
+    prefetch: true,
 };
 
 /// What is being loaded, for a progress bar.
@@ -157,10 +158,14 @@ impl Engine {
             &files,
             &mut |done, total| progress(Loading::DenseWeights, done, total),
         )?;
-        let store =
-            Store::open(model, &plan.placement.slots, &mut account, &files, &mut |done, total| {
-                progress(Loading::Pins, done, total)
-            })?;
+        let n_lanes = plan.engine.prefetch_depth as usize;
+        let store = Store::open(
+            model,
+            (&plan.placement.slots, n_lanes),
+            &mut account,
+            &files,
+            &mut |done, total| progress(Loading::Pins, done, total),
+        )?;
         Ok(Self {
             rope: Rope::new(&spec.rope),
             lists: ExpertLists::new(&spec),
@@ -214,6 +219,7 @@ impl Engine {
             if let Err(error) = self.batch(batch, (wanted, last), phase, observer) {
                 self.kv.abandon(batch.len());
                 self.store.recover();
+                self.lists.window.recover();
                 self.weights.recover();
                 return Err(error);
             }
@@ -338,7 +344,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Chooses the experts of each token by `normed`. From here on they are known.
+    /// Chooses the experts of each token by `normed`. From here on they are known, and those that are missing
+    /// are read, where the plan has it so.
     fn route(
         &mut self,
         layer: usize,
@@ -346,8 +353,10 @@ impl Engine {
         batch: Batch,
         phase: Phase,
     ) -> Result<(), EngineError> {
-        let (compute, experts, work) = self.with_experts(layer, phase);
-        feed_forward::choose(compute, router, batch, experts.spec, work)
+        let (compute, mut experts, work) = self.with_experts(layer, phase);
+        feed_forward::choose(compute, router, batch, experts.spec, work)?;
+        let n_chosen = batch.len * experts.spec.router.n_experts_active;
+        experts.begin(&work.chosen[..n_chosen], batch.len)
     }
 
     /// The chosen experts and the shared ones on `normed`, added to the stream.

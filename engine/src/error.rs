@@ -69,6 +69,9 @@ pub enum EngineError {
     /// More was asked of the stream of dense weights than its pass has; a bug.
     #[error("the stream of dense weights ended before the pass did")]
     StreamEnded,
+    /// A read of an expert that others compute under came to no end; a bug of ours or of the disk's code.
+    #[error("the thread that was to read an expert did not bring it")]
+    LaneEnded,
     /// More experts per token than this build is made for.
     #[error("the model routes a token to {found} experts, this build handles at most {cap}")]
     TooManyActive {

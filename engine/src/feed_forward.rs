@@ -14,6 +14,7 @@ use crate::router;
 use crate::shard_io::ShardFiles;
 use crate::store::{Lease, Store};
 use crate::weights::{Bound, RouterWeights, SwiGlu};
+use crate::window::Window;
 use crate::workspace::Workspace;
 
 /// Most experts that a token may be routed to.
@@ -26,9 +27,11 @@ pub(crate) struct ExpertLists {
     /// Tokens of the batch that each expert has.
     counts: Vec<u32>,
     /// Experts of the batch, ascending.
-    union: Vec<u32>,
+    pub(crate) union: Vec<u32>,
     /// Those of them that are to stay, by ascending count.
-    keep: Vec<u32>,
+    pub(crate) keep: Vec<u32>,
+    /// What was begun before it is needed.
+    pub(crate) window: Window,
 }
 
 impl ExpertLists {
@@ -39,6 +42,7 @@ impl ExpertLists {
             counts: vec![0; n_experts],
             union: Vec::with_capacity(n_experts),
             keep: Vec::with_capacity(n_experts),
+            window: Window::new(n_experts),
         }
     }
 }
@@ -174,16 +178,16 @@ fn one_token(
     work: &mut Workspace,
 ) -> Result<(), EngineError> {
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
-    let router = &experts.spec.router;
+    let spec = experts.spec;
+    let router = &spec.router;
     let Workspace { normed, expert_inner, expert_output, chosen, chosen_weights, block, .. } = work;
     let chosen = &chosen[..router.n_experts_active];
-    let leases = &mut experts.lists.leases;
-    leases.clear();
+    experts.lists.leases.clear();
     for &expert in chosen.iter().filter(|&&expert| !router.is_zero(expert)) {
-        let lease = experts.store.lease(experts.files, experts.layer, expert, true)?;
-        experts.counts.add(expert, lease.tier());
-        leases.push(lease);
+        let lease = experts.lease(expert, true)?;
+        experts.lists.leases.push(lease);
     }
+    let leases = &mut experts.lists.leases;
     let k = leases.len();
     if k == 0 {
         return Ok(());
@@ -234,18 +238,12 @@ fn ascending(chosen: &[u32]) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// The experts of a batch: each is read at most once, and the most used ones stay.
-fn union(
-    compute: Compute<'_>,
-    n: usize,
-    experts: &mut Experts<'_>,
-    work: &mut Workspace,
-) -> Result<(), EngineError> {
-    let k = experts.spec.router.n_experts_active;
+/// Lists the experts of a batch, and those of them that are to stay: the most used.
+pub(crate) fn list_union(chosen: &[u32], experts: &mut Experts<'_>) {
     let layer = experts.layer;
     let ExpertLists { counts, union, keep, .. } = &mut *experts.lists;
     counts.fill(0);
-    for &expert in &work.chosen[..n * k] {
+    for &expert in chosen {
         // Those without weights have no count.
         if let Some(count) = counts.get_mut(expert as usize) {
             *count += 1;
@@ -261,11 +259,20 @@ fn union(
     for &expert in union.iter() {
         experts.store.set_wanted(layer, expert, true);
     }
+}
+
+/// The experts of a batch, which are listed: each is read at most once.
+fn union(
+    compute: Compute<'_>,
+    n: usize,
+    experts: &mut Experts<'_>,
+    work: &mut Workspace,
+) -> Result<(), EngineError> {
+    let layer = experts.layer;
     for at in 0..experts.lists.union.len() {
         let expert = experts.lists.union[at];
         let stays = experts.lists.keep.contains(&expert);
-        let lease = experts.store.lease(experts.files, layer, expert, stays)?;
-        experts.counts.add(expert, lease.tier());
+        let lease = experts.lease(expert, stays)?;
         one_expert(compute, &lease, expert, n, experts, work)?;
         experts.store.release(lease);
         experts.store.set_wanted(layer, expert, stays);

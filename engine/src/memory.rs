@@ -2,6 +2,7 @@
 //! made and refused where it would exceed its line. Knows no tensor and no layer.
 
 use memmap2::MmapMut;
+use tierkeep_mapping::Arena;
 use tierkeep_plans::budget::{Ledger, Line, MAP_PAGE_BYTES};
 use tierkeep_plans::catalogue::TENSOR_ALIGN;
 use tierkeep_plans::units::{Bytes, round_up};
@@ -141,6 +142,25 @@ impl Account {
         let mut buffer = self.buffer(line, bytes)?;
         buffer.commit().map_err(|source| MemoryError::Refused { line, wanted: bytes, source })?;
         Ok(buffer)
+    }
+
+    /// Slots of one size in one buffer; `is_committed` as [`Account::committed`].
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub(crate) fn arena(
+        &mut self,
+        line: Line,
+        (slot_bytes, n_slots): (u64, u64),
+        is_committed: bool,
+    ) -> Result<Arena, MemoryError> {
+        let bytes = slot_bytes.saturating_mul(n_slots);
+        let buffer =
+            if is_committed { self.committed(line, bytes)? } else { self.buffer(line, bytes)? };
+        Arena::new(buffer.0, slot_bytes as usize, n_slots as usize).ok_or_else(|| {
+            let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            MemoryError::Refused { line, wanted: bytes, source }
+        })
     }
 
     /// `count` elements of 4 bytes, zeroed.

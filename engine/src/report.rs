@@ -15,7 +15,7 @@ use tierkeep_plans::usage::RunRecord;
 pub use self::judge::{
     Comparison, Figure, FootprintReport, MIN_DECODE_STEPS, TOLERANCE, Verdict, Warning,
 };
-use crate::counters::{AccessCounts, Phase, ReadCounts, Reads};
+use crate::counters::{AccessCounts, Phase, ReadCounts, Reads, WindowReads};
 use crate::engine::Engine;
 use crate::generate::{Ended, Generation, Mark};
 
@@ -76,6 +76,35 @@ impl From<Reads> for ReadReport {
     }
 }
 
+/// Reads of experts that were begun before they were needed: of a layer that knows its experts early.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WindowReport {
+    /// Time in which at least one of them was under way.
+    pub seconds: f64,
+    /// Time that was spent waiting for them.
+    pub waited_seconds: f64,
+    /// The rest of it: others computed.
+    pub hidden_seconds: f64,
+    /// That over the tokens; `None` without any.
+    pub hidden_seconds_per_token: Option<f64>,
+    /// Hidden over all of it, 0 to 1.
+    pub hidden_share: f64,
+}
+
+impl WindowReport {
+    /// `None` where nothing was read so.
+    fn of(window: WindowReads, tokens: usize) -> Option<Self> {
+        let (seconds, hidden) = (window.time.as_secs_f64(), window.hidden().as_secs_f64());
+        (seconds > 0.0).then(|| Self {
+            seconds,
+            waited_seconds: window.waited.as_secs_f64(),
+            hidden_seconds: hidden,
+            hidden_seconds_per_token: (tokens > 0).then(|| hidden / tokens as f64),
+            hidden_share: hidden / seconds,
+        })
+    }
+}
+
 /// Reads of one phase by what they were for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ReadsReport {
@@ -125,6 +154,9 @@ pub struct PhaseReport {
     pub hit_rate: Option<f64>,
     /// Reads from the shards.
     pub read: ReadsReport,
+    /// How much of the time that experts were read others computed; `None` where no read was begun before
+    /// its expert was needed.
+    pub window: Option<WindowReport>,
 }
 
 /// One layer that routes.
@@ -350,6 +382,7 @@ fn phase(
         accesses,
         hit_rate: accesses.hit_rate(),
         read: reads.into(),
+        window: WindowReport::of(reads.window, tokens),
     }
 }
 
@@ -470,6 +503,19 @@ mod tests {
         assert_eq!(quantile_ms(&steps, 0.95), Some(19.0));
         assert_eq!(quantile_ms(&steps[..1], 0.5), Some(20.0));
         assert_eq!(quantile_ms(&[], 0.5), None);
+    }
+
+    #[test]
+    fn what_was_not_waited_for_was_hidden() {
+        let ms = Duration::from_millis;
+        let window = |time, waited| WindowReads { time: ms(time), waited: ms(waited) };
+        let report = WindowReport::of(window(4000, 1000), 6).unwrap();
+        assert_eq!((report.seconds, report.waited_seconds), (4.0, 1.0));
+        assert_eq!((report.hidden_seconds, report.hidden_share), (3.0, 0.75));
+        assert_eq!(report.hidden_seconds_per_token, Some(0.5));
+        // A wait may be longer than the read: the thread has to wake up.
+        assert_eq!(WindowReport::of(window(10, 11), 0).unwrap().hidden_share, 0.0);
+        assert_eq!(WindowReport::of(window(0, 0), 6), None);
     }
 
     #[test]

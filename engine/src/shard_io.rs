@@ -18,7 +18,7 @@ use tierkeep_plans::plan::IoMode;
 pub use self::failure::ReadError;
 use self::failure::{Failure, Why};
 use self::fill::fill;
-use crate::counters::{ReadCounts, Reads};
+use crate::counters::{ReadCounts, Reads, WindowReads};
 use crate::disk::{
     Access, Disk, ShardFile, Stamp, SystemDisk, has_no_direct_reads, is_out_of_handles,
 };
@@ -86,6 +86,12 @@ struct Counts {
     kinds: [KindCounts; 3],
     brought: AtomicU64,
     retries: AtomicU64,
+    window_nanos: AtomicU64,
+    waited_nanos: AtomicU64,
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl ReadCounter {
@@ -116,7 +122,21 @@ impl ReadCounter {
             dense: of(ReadFor::Dense),
             embedding: of(ReadFor::Embedding),
             experts: of(ReadFor::Expert),
+            window: WindowReads {
+                time: Duration::from_nanos(self.0.window_nanos.load(Relaxed)),
+                waited: Duration::from_nanos(self.0.waited_nanos.load(Relaxed)),
+            },
         }
+    }
+
+    /// Counts time in which experts were read that others compute under.
+    pub(crate) fn add_window(&self, time: Duration) {
+        self.0.window_nanos.fetch_add(nanos(time), Relaxed);
+    }
+
+    /// Counts time that was spent waiting for them.
+    pub(crate) fn add_waited(&self, time: Duration) {
+        self.0.waited_nanos.fetch_add(nanos(time), Relaxed);
     }
 
     /// How often a place was asked for again because the disk had failed to give it back.
@@ -129,7 +149,7 @@ impl ReadCounter {
         let kind = &self.0.kinds[what as usize];
         kind.bytes.fetch_add(bytes, Relaxed);
         kind.reads.fetch_add(1, Relaxed);
-        kind.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        kind.nanos.fetch_add(nanos(time), Relaxed);
     }
 }
 

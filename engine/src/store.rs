@@ -3,14 +3,22 @@
 //! A layer has `cap` slots, some of them pinned. A lookup gives a lease; a leased slot is never
 //! evicted. An expert that finds no slot passes through the flight buffer. Slots are recycled and
 //! never freed. The store decides where an expert's bytes lie, never what they compute.
+//!
+//! A lookup that is begun decides all of this at once, and its read is done by a thread while others
+//! compute; it is finished before its bytes are used. Whether an access is a hit is decided when the expert
+//! is asked for, that is when its routing is known, so that no count depends on how fast a disk is.
+
+use std::sync::Arc;
 
 use tierkeep_kernels::Matrix;
+use tierkeep_mapping::Arena;
 use tierkeep_plans::budget::{self, Line, Slots};
 use tierkeep_plans::catalogue::{Catalogue, ExpertLayout, PlacedMatrix, Projection};
 
 use crate::counters::Tier;
 use crate::error::EngineError;
-use crate::memory::{Account, Buffer};
+use crate::lanes::{Lanes, read_expert};
+use crate::memory::Account;
 use crate::shard_io::{ReadError, ShardFiles};
 use crate::weights::element_of;
 
@@ -32,12 +40,29 @@ pub(crate) struct Lease {
     expert: u32,
     place: Place,
     tier: Tier,
+    /// It is held for longer than one that is not begun would be; see [`Store::begin`].
+    passes: bool,
+}
+
+/// How long a lookup that is begun is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Together with those after it, as a token holds all its experts.
+    Together,
+    /// Until those after it are begun and it has been used: without the window it would have been given
+    /// back before the next was asked for, as a batch does. What is decided is what would be then.
+    Passing,
 }
 
 impl Lease {
     /// Where the expert was found.
     pub(crate) fn tier(&self) -> Tier {
         self.tier
+    }
+
+    /// Whether it is of this expert.
+    pub(crate) fn is_of(&self, expert: u32) -> bool {
+        self.expert == expert
     }
 }
 
@@ -46,8 +71,8 @@ impl Lease {
 struct LayerSlots {
     n_pinned: u32,
     slot_bytes: usize,
-    pinned: Buffer,
-    cached: Buffer,
+    pinned: Arena,
+    cached: Arena,
     /// Slot of each expert, or NONE.
     slot_of: Vec<u32>,
     /// Expert of each slot, or NONE.
@@ -56,43 +81,63 @@ struct LayerSlots {
     used: Vec<u64>,
     /// Leases on each slot.
     leases: Vec<u32>,
+    /// Those of them that are held for longer than without the window.
+    passing: Vec<u32>,
     /// Experts that a batch still needs or wants to keep.
     wanted: Vec<bool>,
 }
 
 impl LayerSlots {
-    fn bytes(&self, slot: u32) -> &[u8] {
-        let (buffer, at) = if slot < self.n_pinned {
-            (&self.pinned, slot)
-        } else {
-            (&self.cached, slot - self.n_pinned)
-        };
-        let start = at as usize * self.slot_bytes;
-        &buffer.bytes()[start..start + self.slot_bytes]
+    fn arena(&self, slot: u32) -> (&Arena, usize) {
+        match slot.checked_sub(self.n_pinned) {
+            None => (&self.pinned, slot as usize),
+            Some(at) => (&self.cached, at as usize),
+        }
     }
 
-    fn bytes_mut(&mut self, slot: u32) -> &mut [u8] {
-        let (buffer, at) = if slot < self.n_pinned {
-            (&mut self.pinned, slot)
-        } else {
-            (&mut self.cached, slot - self.n_pinned)
-        };
-        let start = at as usize * self.slot_bytes;
-        &mut buffer.bytes_mut()[start..start + self.slot_bytes]
+    fn arena_mut(&mut self, slot: u32) -> (&mut Arena, usize) {
+        match slot.checked_sub(self.n_pinned) {
+            None => (&mut self.pinned, slot as usize),
+            Some(at) => (&mut self.cached, at as usize),
+        }
     }
 
     /// The slot to read an expert into: an empty one, else the least recently used that is neither
-    /// pinned, leased nor wanted.
+    /// pinned, leased nor wanted. Leases that only pass are not looked at.
     fn victim(&self) -> Option<u32> {
         let free = |slot: &u32| {
             let slot = *slot as usize;
             let expert = self.expert_of[slot];
-            self.leases[slot] == 0 && (expert == NONE || !self.wanted[expert as usize])
+            self.leases[slot] == self.passing[slot]
+                && (expert == NONE || !self.wanted[expert as usize])
         };
         (self.n_pinned..self.expert_of.len() as u32)
             .filter(free)
             .min_by_key(|&slot| (self.expert_of[slot as usize] != NONE, self.used[slot as usize]))
     }
+
+    /// Puts an expert into a slot in the place of what was there.
+    fn seat(&mut self, slot: u32, expert: u32) {
+        self.empty(slot);
+        self.slot_of[expert as usize] = slot;
+        self.expert_of[slot as usize] = expert;
+    }
+
+    /// Leaves a slot without an expert.
+    fn empty(&mut self, slot: u32) {
+        let old = std::mem::replace(&mut self.expert_of[slot as usize], NONE);
+        if old != NONE {
+            self.slot_of[old as usize] = NONE;
+        }
+    }
+}
+
+/// A read that was begun and not finished.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    layer: u32,
+    expert: u32,
+    place: Place,
 }
 
 /// All routed experts of the decoder layers, in memory or within one read of it.
@@ -102,21 +147,25 @@ pub(crate) struct Store {
     layouts: Vec<ExpertLayout>,
     /// Where each layer's layouts begin.
     base: Vec<usize>,
-    flight: Buffer,
-    flight_slot_bytes: usize,
+    flight: Arena,
     flight_leases: Vec<bool>,
+    /// What reads experts while others compute, where the plan has it.
+    lanes: Option<Lanes>,
+    /// Reads that were begun and not finished.
+    begun: Vec<Begun>,
     hidden_size: usize,
     expert_ff_size: usize,
     clock: u64,
 }
 
 impl Store {
-    /// Allocates every slot and reads the pinned experts; `progress(done, total)` in bytes.
+    /// Allocates every slot and reads the pinned experts; `progress(done, total)` in bytes. `n_lanes`
+    /// threads read what is begun; without any nothing is.
     pub(crate) fn open(
         model: &Catalogue,
-        slots: &Slots,
+        (slots, n_lanes): (&Slots, usize),
         account: &mut Account,
-        files: &ShardFiles,
+        files: &Arc<ShardFiles>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         let (spec, io) = (&model.spec, files.mode());
@@ -134,24 +183,40 @@ impl Store {
             layers.push(LayerSlots {
                 n_pinned,
                 slot_bytes: slot_bytes as usize,
-                pinned: account.buffer(Line::PinnedExperts, slot_bytes * u64::from(n_pinned))?,
-                cached: account.buffer(Line::ExpertCache, slot_bytes * cached)?,
+                pinned: account.arena(
+                    Line::PinnedExperts,
+                    (slot_bytes, u64::from(n_pinned)),
+                    false,
+                )?,
+                cached: account.arena(Line::ExpertCache, (slot_bytes, cached), false)?,
                 slot_of: vec![NONE; n_experts],
                 expert_of: vec![NONE; cap as usize],
                 used: vec![0; cap as usize],
                 leases: vec![0; cap as usize],
+                passing: vec![0; cap as usize],
                 wanted: vec![false; n_experts],
             });
         }
         let flight_slots = budget::flight_slots(spec, slots);
         let flight_slot_bytes = budget::largest_slot_bytes(model, io);
+        let widest = slots.caps.iter().max().map_or(0, |&cap| cap as usize);
+        let n_begun = (widest + flight_slots as usize).min(spec.router.n_experts);
+        let lanes = match n_lanes {
+            0 => None,
+            n => Some(Lanes::new(n, n_begun, files)?),
+        };
         let mut store = Self {
             layers,
             layouts,
             base,
-            flight: account.committed(Line::ExpertsInFlight, flight_slots * flight_slot_bytes)?,
-            flight_slot_bytes: flight_slot_bytes as usize,
+            flight: account.arena(
+                Line::ExpertsInFlight,
+                (flight_slot_bytes, flight_slots),
+                true,
+            )?,
             flight_leases: vec![false; flight_slots as usize],
+            lanes,
+            begun: Vec::with_capacity(n_begun),
             hidden_size: spec.hidden_size,
             expert_ff_size: spec.expert_ff_size,
             clock: 0,
@@ -175,15 +240,74 @@ impl Store {
         let total: u64 = all.clone().map(|(l, _, e)| bytes(l, e)).sum();
         let mut done = 0;
         for (layer, slot, expert) in all {
-            let layout = self.layouts[self.base[layer] + expert as usize];
-            let slots = &mut self.layers[layer];
-            read_expert(files, &layout, slots.bytes_mut(slot))?;
-            slots.slot_of[expert as usize] = slot;
-            slots.expert_of[slot as usize] = expert;
+            let layout = *self.layout(layer, expert);
+            self.read(files, layer, expert, Place::Slot(slot))?;
+            self.layers[layer].seat(slot, expert);
             done += layout.read_bytes();
             progress(done, total);
         }
         Ok(())
+    }
+
+    fn layout(&self, layer: usize, expert: u32) -> &ExpertLayout {
+        &self.layouts[self.base[layer] + expert as usize]
+    }
+
+    /// The memory that a place is in, and its number there.
+    fn memory(&mut self, layer: usize, place: Place) -> (&mut Arena, usize) {
+        match place {
+            Place::Slot(slot) => self.layers[layer].arena_mut(slot),
+            Place::Flight(slot) => (&mut self.flight, slot as usize),
+        }
+    }
+
+    /// Reads an expert to its place.
+    fn read(
+        &mut self,
+        files: &ShardFiles,
+        layer: usize,
+        expert: u32,
+        place: Place,
+    ) -> Result<(), EngineError> {
+        let layout = *self.layout(layer, expert);
+        let (arena, slot) = self.memory(layer, place);
+        let into = arena.bytes_mut(slot).ok_or(EngineError::LaneEnded)?;
+        Ok(read_expert(files, &layout, into)?)
+    }
+
+    /// Decides where an expert is or is to be read to, and leases the place; `None` where that is a place
+    /// which is still held.
+    fn place(&mut self, layer: usize, expert: u32, admit: bool, hold: Hold) -> Option<Lease> {
+        let slots = &mut self.layers[layer];
+        let resident = slots.slot_of[expert as usize];
+        let (place, tier) = if resident != NONE {
+            let tier = if resident < slots.n_pinned { Tier::Pinned } else { Tier::Cache };
+            (Place::Slot(resident), tier)
+        } else if let Some(slot) = if admit { slots.victim() } else { None } {
+            if slots.passing[slot as usize] > 0 {
+                return None;
+            }
+            (Place::Slot(slot), Tier::Disk)
+        } else {
+            // The planner gives the flight buffer one token's experts, and no token leases more.
+            let slot = self.flight_leases.iter().position(|leased| !leased)?;
+            (Place::Flight(slot as u32), Tier::Disk)
+        };
+        self.clock += 1;
+        let passes = hold == Hold::Passing;
+        match place {
+            Place::Slot(slot) => {
+                if tier == Tier::Disk {
+                    // The old expert is gone before the read, so that a failed read leaves an empty slot.
+                    slots.seat(slot, expert);
+                }
+                slots.used[slot as usize] = self.clock;
+                slots.leases[slot as usize] += 1;
+                slots.passing[slot as usize] += u32::from(passes);
+            }
+            Place::Flight(slot) => self.flight_leases[slot as usize] = true,
+        }
+        Some(Lease { layer: layer as u32, expert, place, tier, passes })
     }
 
     /// Leases one expert, reading it if it is not in memory: into a slot if `admit` and one can be
@@ -195,50 +319,80 @@ impl Store {
         expert: u32,
         admit: bool,
     ) -> Result<Lease, EngineError> {
-        self.clock += 1;
-        let layout = self.layouts[self.base[layer] + expert as usize];
-        let slots = &mut self.layers[layer];
-        let lease = |place, tier| Lease { layer: layer as u32, expert, place, tier };
-        let resident = slots.slot_of[expert as usize];
-        if resident != NONE {
-            slots.used[resident as usize] = self.clock;
-            slots.leases[resident as usize] += 1;
-            let tier = if resident < slots.n_pinned { Tier::Pinned } else { Tier::Cache };
-            return Ok(lease(Place::Slot(resident), tier));
-        }
-        let victim = if admit { slots.victim() } else { None };
-        if let Some(slot) = victim {
-            // The old expert is gone before the read, so that a failed read leaves an empty slot.
-            let old = std::mem::replace(&mut slots.expert_of[slot as usize], NONE);
-            if old != NONE {
-                slots.slot_of[old as usize] = NONE;
-            }
-            read_expert(files, &layout, slots.bytes_mut(slot))?;
-            slots.slot_of[expert as usize] = slot;
-            slots.expert_of[slot as usize] = expert;
-            slots.used[slot as usize] = self.clock;
-            slots.leases[slot as usize] += 1;
-            return Ok(lease(Place::Slot(slot), Tier::Disk));
-        }
-        // The planner gives the flight buffer one token's experts, and no caller leases more.
-        let slot = self.flight_leases.iter().position(|leased| !leased).ok_or_else(|| {
-            ReadError::Open {
-                path: "flight buffer".into(),
-                source: std::io::Error::other("every slot is leased"),
-            }
+        let lease = self.place(layer, expert, admit, Hold::Together).ok_or_else(|| {
+            let source = std::io::Error::other("every slot is leased");
+            ReadError::Open { path: "flight buffer".into(), source }
         })?;
-        let start = slot * self.flight_slot_bytes;
-        let into = &mut self.flight.bytes_mut()[start..start + self.flight_slot_bytes];
-        read_expert(files, &layout, into)?;
-        self.flight_leases[slot] = true;
-        Ok(lease(Place::Flight(slot as u32), Tier::Disk))
+        if lease.tier == Tier::Disk
+            && let Err(error) = self.read(files, layer, expert, lease.place)
+        {
+            self.unseat(layer, lease.place);
+            self.release(lease);
+            return Err(error);
+        }
+        Ok(lease)
+    }
+
+    /// As [`Store::lease`], but an expert that is not in memory is read while others compute; it must be
+    /// finished before its bytes are used. Lookups are begun in the order in which they would be made
+    /// otherwise, and each is answered as it would be then; `None` where that takes a place which is still
+    /// held, and without lanes: this one and those after it are made when they are needed.
+    pub(crate) fn begin(
+        &mut self,
+        layer: usize,
+        expert: u32,
+        admit: bool,
+        hold: Hold,
+    ) -> Result<Option<Lease>, EngineError> {
+        if self.lanes.is_none() || self.begun.len() == self.begun.capacity() {
+            return Ok(None);
+        }
+        let Some(lease) = self.place(layer, expert, admit, hold) else { return Ok(None) };
+        if lease.tier == Tier::Disk {
+            let layout = *self.layout(layer, expert);
+            let (arena, slot) = self.memory(layer, lease.place);
+            let into = arena.lend(slot).ok_or(EngineError::LaneEnded)?;
+            if let Some(lanes) = &self.lanes {
+                lanes.begin((lease.layer, expert), layout, into);
+            }
+            self.begun.push(Begun { layer: lease.layer, expert, place: lease.place });
+        }
+        Ok(Some(lease))
+    }
+
+    /// Waits for the bytes of a lookup that was begun.
+    ///
+    /// # Errors
+    /// That of its read. Its slot is empty then.
+    pub(crate) fn finish(&mut self, lease: &Lease) -> Result<(), EngineError> {
+        let is_its = |begun: &Begun| (begun.layer, begun.expert) == (lease.layer, lease.expert);
+        let Some(at) = self.begun.iter().position(is_its) else { return Ok(()) };
+        self.begun.swap_remove(at);
+        let Some(lanes) = &self.lanes else { return Err(EngineError::LaneEnded) };
+        let read = lanes.wait((lease.layer, lease.expert));
+        if read.is_err() {
+            self.unseat(lease.layer as usize, lease.place);
+        }
+        read
+    }
+
+    /// Nothing came to a place that was to be read to.
+    fn unseat(&mut self, layer: usize, place: Place) {
+        match place {
+            Place::Slot(slot) => self.layers[layer].empty(slot),
+            Place::Flight(_) => {}
+        }
     }
 
     /// Gives a lease back.
     #[expect(clippy::needless_pass_by_value, reason = "the lease ends here")]
     pub(crate) fn release(&mut self, lease: Lease) {
         match lease.place {
-            Place::Slot(slot) => self.layers[lease.layer as usize].leases[slot as usize] -= 1,
+            Place::Slot(slot) => {
+                let slots = &mut self.layers[lease.layer as usize];
+                slots.leases[slot as usize] -= 1;
+                slots.passing[slot as usize] -= u32::from(lease.passes);
+            }
             Place::Flight(slot) => self.flight_leases[slot as usize] = false,
         }
     }
@@ -249,15 +403,12 @@ impl Store {
         lease: &Lease,
         projection: Projection,
     ) -> Result<Matrix<'_>, EngineError> {
-        let layer = lease.layer as usize;
-        let layout = &self.layouts[self.base[layer] + lease.expert as usize];
-        let slab = match lease.place {
-            Place::Slot(slot) => self.layers[layer].bytes(slot),
-            Place::Flight(slot) => {
-                let start = slot as usize * self.flight_slot_bytes;
-                &self.flight.bytes()[start..start + self.flight_slot_bytes]
-            }
+        let layout = self.layout(lease.layer as usize, lease.expert);
+        let (arena, slot) = match lease.place {
+            Place::Slot(slot) => self.layers[lease.layer as usize].arena(slot),
+            Place::Flight(slot) => (&self.flight, slot as usize),
         };
+        let slab = arena.bytes(slot).ok_or(EngineError::LaneEnded)?;
         let (rows, cols) = match projection {
             Projection::Gate | Projection::Up => (self.expert_ff_size, self.hidden_size),
             Projection::Down => (self.hidden_size, self.expert_ff_size),
@@ -310,28 +461,27 @@ impl Store {
         })
     }
 
-    /// Ends what a failed step left behind: leases and wishes. Residents stay.
+    /// Ends what a failed step left behind: reads that were begun, leases and wishes. Residents stay.
     pub(crate) fn recover(&mut self) {
+        if let Some(lanes) = &self.lanes {
+            let begun = &mut self.begun;
+            lanes.give_up(|ended| begun.retain(|b| (b.layer, b.expert) != ended));
+        }
+        // What is left was not read.
+        for at in 0..self.begun.len() {
+            let Begun { layer, place, .. } = self.begun[at];
+            self.unseat(layer as usize, place);
+        }
+        self.begun.clear();
         self.flight_leases.fill(false);
         for slots in &mut self.layers {
             slots.leases.fill(0);
+            slots.passing.fill(0);
             slots.wanted.fill(false);
         }
     }
 }
 
-/// Brings an expert: one read for each run of adjacent tensors.
-fn read_expert(
-    files: &ShardFiles,
-    layout: &ExpertLayout,
-    slab: &mut [u8],
-) -> Result<(), ReadError> {
-    for extent in layout.extents() {
-        files.read_extent(extent, slab)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 #[path = "store_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -12,17 +12,20 @@ use tierkeep_plans::simulate::LayerCache;
 
 use super::*;
 use crate::disk::SystemDisk;
+use crate::memory::Buffer;
 
 #[path = "../../plans/tests/support/mod.rs"]
-mod support;
+pub(crate) mod support;
 use support::{Checkpoint, Form};
 #[path = "../tests/support/faults.rs"]
-mod faults;
+pub(crate) mod faults;
 use faults::{Asked, Fault, FaultyDisk, takes_direct_reads};
 
 /// Experts of a layer and experts a token, as in the small checkpoints.
-const N_EXPERTS: u32 = 6;
-const K: usize = 2;
+pub(crate) const N_EXPERTS: u32 = 6;
+pub(crate) const K: usize = 2;
+/// Threads that read what is begun.
+const N_LANES: usize = 2;
 
 const WORKLOAD: budget::Workload = budget::Workload {
     context: 16,
@@ -31,37 +34,45 @@ const WORKLOAD: budget::Workload = budget::Workload {
     kv: budget::KvElement::F32,
     embedding: budget::EmbeddingResidency::Resident,
     sessions: 1,
+    prefetch_depth: 0,
 };
 
 /// A model on disk with its open files.
-struct Disk {
+pub(crate) struct Disk {
     directory: TempDir,
     checkpoint: Checkpoint,
-    model: Catalogue,
-    files: ShardFiles,
+    pub(crate) model: Catalogue,
+    pub(crate) files: Arc<ShardFiles>,
 }
 
 impl Disk {
     /// An olmoe of two layers in `n_shards` shards.
-    fn new(form: Form, n_shards: usize) -> Self {
+    pub(crate) fn new(form: Form, n_shards: usize) -> Self {
         Self::on(form, n_shards, SystemDisk, IoMode::Buffered)
     }
 
-    fn on(form: Form, n_shards: usize, disk: impl crate::disk::Disk + 'static, io: IoMode) -> Self {
+    pub(crate) fn on(
+        form: Form,
+        n_shards: usize,
+        disk: impl crate::disk::Disk + 'static,
+        io: IoMode,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::olmoe(form);
         checkpoint.write_sharded(directory.path(), n_shards);
         let model = Catalogue::open(directory.path()).unwrap();
-        let files = ShardFiles::open(Arc::new(disk), &model.shards, io, Buffer::default()).unwrap();
+        let files = ShardFiles::open(Arc::new(disk), &model.shards, io, Buffer::default());
+        let files = Arc::new(files.unwrap());
         Self { directory, checkpoint, model, files }
     }
 
     /// A store whose memory comes from the ledger of its slots.
-    fn store(&self, caps: [u32; 2], pins: [&[u32]; 2]) -> Result<Store, EngineError> {
+    pub(crate) fn store(&self, caps: [u32; 2], pins: [&[u32]; 2]) -> Result<Store, EngineError> {
         let slots = Slots { caps: caps.to_vec(), pins: pins.map(<[u32]>::to_vec).to_vec() };
         let ledger = budget::ledger(&self.model, self.files.mode(), &WORKLOAD, &slots);
         let mut account = Account::new(&ledger);
-        let store = Store::open(&self.model, &slots, &mut account, &self.files, &mut |_, _| {})?;
+        let store =
+            Store::open(&self.model, (&slots, N_LANES), &mut account, &self.files, &mut |_, _| {})?;
         for line in [Line::PinnedExperts, Line::ExpertCache, Line::ExpertsInFlight] {
             assert_eq!(account.bound(line), ledger.bytes(line), "{line}");
         }
@@ -69,7 +80,7 @@ impl Disk {
     }
 
     /// Whether a leased expert's matrices and scales are those that the checkpoint was written with.
-    fn check(&self, store: &Store, lease: &Lease) {
+    pub(crate) fn check(&self, store: &Store, lease: &Lease) {
         let projections = [
             (Projection::Gate, "gate_proj"),
             (Projection::Up, "up_proj"),
@@ -166,7 +177,7 @@ fn the_surplus_over_the_cap_bypasses_the_cache() {
 fn a_store_of_everything_reads_each_expert_once_and_has_no_flight_buffer() {
     let disk = Disk::new(Form::Bf16, 1);
     let mut store = disk.store([6, 6], [&[], &[]]).unwrap();
-    assert!(store.flight.bytes().is_empty());
+    assert_eq!(store.flight.n_slots(), 0);
     for round in 0..2 {
         for expert in 0..N_EXPERTS {
             let expected = if round == 0 { Tier::Disk } else { Tier::Cache };
@@ -330,7 +341,8 @@ fn memory_beyond_the_ledger_is_refused() {
         let mut short = ledger.clone();
         short.0.iter_mut().find(|l| l.line == line).unwrap().bytes.0 -= 1;
         let mut account = Account::new(&short);
-        let error = Store::open(&disk.model, &slots, &mut account, &disk.files, &mut |_, _| {});
+        let error =
+            Store::open(&disk.model, (&slots, 0), &mut account, &disk.files, &mut |_, _| {});
         let error = error.unwrap_err().to_string();
         assert!(error.contains(&format!("line \"{line}\"")), "{error}");
     }

@@ -191,6 +191,8 @@ pub struct Workload {
     pub embedding: EmbeddingResidency,
     /// Sequences of `context` tokens that are held at once, each with caches of its own.
     pub sessions: u64,
+    /// Experts that are read at once while others compute; 0 where none are.
+    pub prefetch_depth: u64,
 }
 
 /// Expert slots of every decoder layer.
@@ -323,7 +325,12 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         lines.push(LedgerLine { line, bytes: Bytes(bytes), note });
     };
     let runtime = RUNTIME_BASE_BYTES
-        .saturating_add(workload.threads.saturating_mul(RUNTIME_THREAD_BYTES))
+        .saturating_add(
+            workload
+                .threads
+                .saturating_add(workload.prefetch_depth)
+                .saturating_mul(RUNTIME_THREAD_BYTES),
+        )
         .saturating_add((model.n_tensors as u64).saturating_mul(RUNTIME_TENSOR_BYTES))
         .saturating_add(model.tokenizer_bytes.0.saturating_mul(RUNTIME_TOKENIZER_FACTOR));
     add(
@@ -331,7 +338,7 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         runtime,
         format!(
             "binary and heap, {}, {}, tokenizer of {}",
-            counted(workload.threads, "thread"),
+            threads_note(workload),
             counted(model.n_tensors as u64, "tensor"),
             model.tokenizer_bytes
         ),
@@ -372,14 +379,17 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         },
     );
     let leaves_pages = !holds_everything && sums.io.uses_page_cache();
-    let under_way = if leaves_pages { sums.largest_slot } else { 0 };
+    let n_reads = workload.prefetch_depth.max(1);
+    let under_way = if leaves_pages { sums.largest_slot.saturating_mul(n_reads) } else { 0 };
+    let reads = match n_reads {
+        1 => "pages of the read under way".to_owned(),
+        n => format!("pages of the {n} reads under way"),
+    };
     let note = match holding.page_cache_bytes {
         Bytes(0) if holds_everything => "none: nothing is read while it runs".to_owned(),
         Bytes(0) if !leaves_pages => "none: experts are read past the page cache".to_owned(),
-        Bytes(0) => "pages of the read under way".to_owned(),
-        bytes => {
-            format!("pages of the read under way, and {bytes} of experts that the kernel keeps")
-        }
+        Bytes(0) => reads,
+        bytes => format!("{reads}, and {bytes} of experts that the kernel keeps"),
     };
     add(Line::PageCacheReserve, under_way.saturating_add(holding.page_cache_bytes.0), note);
     let (pinned, cached) = slot_line_bytes(sums, holding.slots);
@@ -397,6 +407,14 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
     };
     add(Line::ExpertCache, cached, note);
     Ledger(lines)
+}
+
+fn threads_note(workload: &Workload) -> String {
+    let threads = counted(workload.threads, "thread");
+    match workload.prefetch_depth {
+        0 => threads,
+        n => format!("{threads} and {n} that read"),
+    }
 }
 
 /// What reads pass through that do not go where their bytes are used.

@@ -436,6 +436,15 @@ impl ArchSpec {
         self.layer(layer).is_some_and(|l| l.feed_forward.routes())
     }
 
+    /// Whether a layer knows its experts before it needs them, with something to compute in between.
+    #[must_use]
+    pub fn has_window(&self) -> bool {
+        self.layers.iter().any(|layer| match layer.feed_forward {
+            FeedForward::Dense | FeedForward::Experts => false,
+            FeedForward::Shortcut => true,
+        })
+    }
+
     /// Decoder layers that route to experts, in order.
     pub fn expert_layers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.n_layers).filter(|&layer| self.is_expert_layer(layer))

@@ -35,6 +35,7 @@ const PLAIN: Abilities = Abilities {
     streamed_dense: false,
     sessions: false,
     frequency: false,
+    prefetch: false,
 };
 
 fn machine() -> Facts {

@@ -77,6 +77,7 @@ const WORKLOAD: Workload = Workload {
     kv: KvElement::F32,
     embedding: EmbeddingResidency::Resident,
     sessions: 1,
+    prefetch_depth: 0,
 };
 
 #[test]
@@ -186,8 +187,7 @@ fn the_cache_of_glm_5_at_its_longest_context() {
     let kv = budget::kv_cache_bytes(&spec, 202_752, KvElement::Bf16);
     assert_eq!(kv, 78 * 202_752 * (512 + 64) * 2);
     assert_eq!(format!("{:.2}", kv as f64 / f64::from(1 << 30)), "16.97");
-    let keys = budget::indexer_key_bytes(&spec, 202_752, KvElement::Bf16);
-    assert_eq!(keys, 78 * 202_752 * 128 * 2);
+    assert_eq!(budget::indexer_key_bytes(&spec, 202_752, KvElement::Bf16), 78 * 202_752 * 128 * 2);
 }
 
 /// A plain request.
@@ -198,6 +198,7 @@ fn request_of(budget: Bytes) -> Request {
         context: 100,
         sessions: 1,
         threads: 2,
+        prefetch_depth: 0,
         kv: KvElement::F32,
         prefill_batch: None,
         slots: None,
@@ -517,7 +518,7 @@ fn every_edit_into_nonsense_is_refused_by_name() {
     let pins = "placement.slots.pins";
     let budget = PLAN.request.budget_bytes.0 as i64;
     let cases: Vec<(&str, toml::Value, &[&str])> = vec![
-        ("version", 1.into(), &["version 1", "reads version 3", "tierkeep plan"]),
+        ("version", 1.into(), &["version 1", "reads version 4", "tierkeep plan"]),
         ("version", 0.into(), &["version 0"]),
         ("version", "one".into(), &["version"]),
         ("model.fingerprint", "00".into(), &["for model 00", "tierkeep plan"]),
@@ -642,8 +643,7 @@ fn the_corpus_is_refused_without_a_panic() {
     for entry in std::fs::read_dir(corpus).unwrap() {
         let path = entry.unwrap().path();
         let bytes = std::fs::read(&path).unwrap();
-        let text = String::from_utf8_lossy(&bytes);
-        let text = text.replace("FINGERPRINT", &GLM.fingerprint);
+        let text = String::from_utf8_lossy(&bytes).replace("FINGERPRINT", &GLM.fingerprint);
         let message = judged(&text).expect_err(&path.display().to_string());
         assert!(!message.is_empty());
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -662,7 +662,7 @@ proptest! {
     #[test]
     fn arbitrary_text_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = judged(&String::from_utf8_lossy(&bytes));
-        let _ = judged(&format!("version = 3\n{}", String::from_utf8_lossy(&bytes)));
+        let _ = judged(&format!("version = 4\n{}", String::from_utf8_lossy(&bytes)));
     }
 
     #[test]

@@ -145,6 +145,7 @@ fn what_an_engine_lacks_is_planned_without() {
         streamed_dense: false,
         sessions: false,
         frequency: false,
+        prefetch: false,
     };
     let found = found(&plan, &machine(), |offer| offer.abilities = none);
     let commands: Vec<&str> = found.iter().map(|obstacle| obstacle.command.as_str()).collect();

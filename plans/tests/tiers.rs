@@ -164,7 +164,7 @@ fn reports_speed(machine: &Facts, plan: &Plan) -> f64 {
     };
     let workload = plan.workload();
     let view = View { sums: &sums, workload: &workload, holding, hits };
-    let rates = Rates::of(machine, (&plan.engine.isa, plan.engine.threads), (EXPERT, EXPERT));
+    let rates = Rates::of(machine, (&plan.engine.isa, plan.engine.threads), (EXPERT, 1), EXPERT);
     estimate::tokens_per_s(&view, &rates, 1.0)
 }
 

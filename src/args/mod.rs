@@ -22,7 +22,7 @@ pub(crate) use self::doctor::DoctorArgs;
 pub(crate) use self::inspect::InspectArgs;
 pub(crate) use self::model::{ModelArg, RemoteArgs};
 pub(crate) use self::plan::PlanVerbArgs;
-pub(crate) use self::planning::{IsaName, PlanningArgs};
+pub(crate) use self::planning::{IsaName, PlanningArgs, PrefetchRule};
 pub(crate) use self::run::{Ids, RunArgs};
 pub(crate) use self::trial::TrialArgs;
 pub(crate) use self::usage::{

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tierkeep_plans::budget::KvElement;
 use tierkeep_plans::place::DenseRule;
-use tierkeep_plans::plan::{IoMode, Policy};
+use tierkeep_plans::plan::{IoMode, Policy, Prefetch};
 use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::units::SizeRequest;
 
@@ -60,6 +60,10 @@ pub(crate) struct PlanningArgs {
     /// How experts are read.
     #[arg(long, value_name = "MODE")]
     pub(crate) io: Option<Io>,
+    /// Which experts are read before they are needed: exact (those of a layer that knows them a sub-block
+    /// early: their reads run under what is computed meanwhile) or off. Default: exact where there are any.
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) prefetch: Option<PrefetchRule>,
     /// Accept a budget above what the machine has available.
     #[arg(long)]
     pub(crate) allow_overcommit: bool,
@@ -87,6 +91,7 @@ impl PlanningArgs {
             ("--batch", self.batch.is_some()),
             ("--isa", self.isa.is_some()),
             ("--io", self.io.is_some()),
+            ("--prefetch", self.prefetch.is_some_and(|rule| rule != PrefetchRule::Auto)),
             ("--allow-overcommit", self.allow_overcommit),
         ];
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
@@ -145,6 +150,28 @@ pub(crate) enum IsaName {
 impl IsaName {
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+    }
+}
+
+/// Which experts are read before they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrefetchRule {
+    /// Exact where a layer knows its experts early.
+    Auto,
+    /// Those that are known for certain, or there is no plan.
+    Exact,
+    /// None.
+    Off,
+}
+
+impl PrefetchRule {
+    /// What is asked for; `None` where it is left to the planner.
+    pub(crate) fn asked(self) -> Option<Prefetch> {
+        match self {
+            Self::Auto => None,
+            Self::Exact => Some(Prefetch::Exact),
+            Self::Off => Some(Prefetch::Off),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tierkeep_plans::budget::{CardPlacement, DenseResidency, EmbeddingResidency, Line};
 use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::place::DoesNotFit;
-use tierkeep_plans::plan::{Abilities, Need, Plan, Range};
+use tierkeep_plans::plan::{Abilities, Need, Plan, Prefetch, Range};
 use tierkeep_plans::planner::{Advice, FittingChange, WouldFit};
 use tierkeep_plans::units::{Bytes, runs};
 use tierkeep_plans::what_if::Replaced;
@@ -182,6 +182,17 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
     text += &style.paragraph("cache    ", &placement.cache_evidence);
     let reads = format!("{}: {}", plan.engine.io.name(), plan.engine.io_evidence);
     text += &style.paragraph("reads    ", &reads);
+    match plan.engine.prefetch {
+        Prefetch::Off => {}
+        Prefetch::Exact => {
+            let hidden = seconds(plan.prediction.hidden_read_seconds);
+            let what = format!(
+                "exact: a layer knows its experts a sub-block early, and reads those that are missing \
+                 while it computes; {hidden} a token are hidden so (computed)"
+            );
+            text += &style.paragraph("prefetch ", &what);
+        }
+    }
     match placement.dense {
         DenseResidency::Resident => {}
         DenseResidency::Mapped => {

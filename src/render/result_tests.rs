@@ -14,7 +14,7 @@ use tierkeep_engine::convert::{ClassReport, ConvertReport, Forecast, TensorClass
 use tierkeep_engine::generate::Ended;
 use tierkeep_engine::report::{
     Comparison, ExpertsReport, Figure, FootprintReport, LayerReport, LineReport, LoadReport,
-    PhaseReport, ReadReport, ReadsReport, RunReport, TrafficReport, Verdict, Warning,
+    PhaseReport, ReadReport, ReadsReport, RunReport, TrafficReport, Verdict, Warning, WindowReport,
 };
 use tierkeep_engine::verify::{CaseReport, OracleCase};
 use tierkeep_plans::budget::Line;
@@ -189,6 +189,7 @@ fn phase(tokens: usize, seconds: f64, counts: [u64; 3], read_bytes: u64) -> Phas
         accesses,
         hit_rate: accesses.hit_rate(),
         read: ReadsReport { total: experts, experts, ..ReadsReport::default() },
+        window: None,
     }
 }
 
@@ -301,6 +302,19 @@ fn ran() -> (RunReport, Memory) {
 fn a_run() {
     let (good, memory) = ran();
     snapshot("run", |style| run_report(&good, &memory, true, style));
+}
+
+#[test]
+fn a_run_that_computed_while_experts_were_read() {
+    let (mut report, memory) = ran();
+    report.decode.window = Some(WindowReport {
+        seconds: 24.0,
+        waited_seconds: 9.6,
+        hidden_seconds: 14.4,
+        hidden_seconds_per_token: Some(0.225),
+        hidden_share: 0.6,
+    });
+    snapshot("run-under-compute", |style| run_report(&report, &memory, false, style));
 }
 
 #[test]

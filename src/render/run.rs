@@ -7,7 +7,7 @@ use tierkeep_doctor::Fact;
 use tierkeep_engine::AccessCounts;
 use tierkeep_engine::generate::Ended;
 use tierkeep_engine::report::{
-    Comparison, Figure, LayerReport, PhaseReport, ReadsReport, RunReport, Verdict,
+    Comparison, Figure, LayerReport, PhaseReport, ReadsReport, RunReport, Verdict, WindowReport,
 };
 use tierkeep_plans::plan::Range;
 use tierkeep_plans::units::{Bytes, Rate};
@@ -64,6 +64,9 @@ pub(crate) fn run_report(
     line("hits", &hits(report));
     line("experts", &experts(report));
     line("read", &format!("{}; {}", decode_reads(&report.decode), fetched(memory)));
+    if let Some(window) = &report.decode.window {
+        line("hidden", &hidden(window));
+    }
     line("weights", &weights(report));
     line("memory", &memory_line(report, memory));
     text.push('\n');
@@ -177,6 +180,21 @@ fn decode_reads(decode: &PhaseReport) -> String {
         read.experts.bytes,
         read.dense.bytes,
         read.embedding.bytes
+    )
+}
+
+/// How much of the time that experts were read others computed.
+fn hidden(window: &WindowReport) -> String {
+    let per_token = window
+        .hidden_seconds_per_token
+        .map_or_else(String::new, |time| format!(", {} a token", seconds(time)));
+    format!(
+        "{} of the {} that experts were read in decode ({}{per_token}): their reads run under what the layer \
+         computes before it needs them; {} were waited for",
+        seconds(window.hidden_seconds),
+        seconds(window.seconds),
+        percent(window.hidden_share),
+        seconds(window.waited_seconds)
     )
 }
 

@@ -115,6 +115,7 @@ fn what_does_not_fit() {
         streamed_dense: false,
         sessions: false,
         frequency: false,
+        prefetch: false,
     };
     let view = |(result, would_fit): &(Box<DoesNotFit>, Box<WouldFit>), style| {
         does_not_fit(&Misfit { model: &model.directory, result, would_fit, engine }, style)

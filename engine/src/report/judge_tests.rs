@@ -18,6 +18,7 @@ fn prediction() -> Prediction {
         touched_bytes_per_token: Bytes(20 * GB),
         read_bytes_per_token: Bytes(4 * GB),
         streamed_bytes_per_token: Bytes(0),
+        hidden_read_seconds: 0.0,
         terms: vec![TermSeconds { name: "memory bandwidth".to_owned(), seconds: 0.5 }],
         binding: "memory bandwidth".to_owned(),
         calibration: 1.0,
@@ -46,6 +47,7 @@ fn phase(tokens: usize, speed: f64, misses_per_token: u64) -> PhaseReport {
         accesses,
         hit_rate: accesses.hit_rate(),
         read: ReadsReport { total: experts, experts, ..ReadsReport::default() },
+        window: None,
     }
 }
 

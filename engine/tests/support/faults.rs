@@ -56,6 +56,7 @@ pub fn maps_files() -> bool {
 }
 
 type Rule = Box<dyn FnMut(&Asked) -> Option<Fault> + Send>;
+type Before = Arc<dyn Fn(&Asked) + Send + Sync>;
 
 /// Which reads fail, and which were asked for.
 #[derive(Clone)]
@@ -63,6 +64,7 @@ pub struct FaultyDisk(Arc<Mutex<State>>);
 
 struct State {
     rule: Rule,
+    before: Before,
     asked: Vec<Asked>,
 }
 
@@ -75,12 +77,19 @@ impl std::fmt::Debug for FaultyDisk {
 impl FaultyDisk {
     /// A disk without faults.
     pub fn sound() -> Self {
-        Self(Arc::new(Mutex::new(State { rule: Box::new(|_| None), asked: Vec::new() })))
+        let (rule, before): (Rule, Before) = (Box::new(|_| None), Arc::new(|_| ()));
+        Self(Arc::new(Mutex::new(State { rule, before, asked: Vec::new() })))
     }
 
     /// From now on reads are judged by `rule`.
     pub fn fail(&self, rule: impl FnMut(&Asked) -> Option<Fault> + Send + 'static) {
         self.0.lock().unwrap().rule = Box::new(rule);
+    }
+
+    /// From now on `before` is called ahead of each read, on the thread that reads: it may take its time,
+    /// and others read meanwhile.
+    pub fn slow(&self, before: impl Fn(&Asked) + Send + Sync + 'static) {
+        self.0.lock().unwrap().before = Arc::new(before);
     }
 
     /// From now on every read succeeds.
@@ -123,6 +132,8 @@ struct FaultyFile {
 impl ShardFile for FaultyFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         let asked = Asked { file: self.name.clone(), offset, bytes: into.len() };
+        let before = Arc::clone(&self.disk.0.lock().unwrap().before);
+        before(&asked);
         match self.disk.judge(asked) {
             None => self.file.read_at(into, offset),
             Some(Fault::Short(bytes)) => {

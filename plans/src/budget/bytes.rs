@@ -3,7 +3,7 @@
 
 use super::io::bytes_in_slot;
 use super::{EmbeddingResidency, IoMode};
-use crate::catalogue::{Catalogue, Role, Tensor};
+use crate::catalogue::{Catalogue, LayerTensor, Role, Tensor};
 
 /// Weights that are held or streamed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub struct LayerBytes {
     pub dense: PartBytes,
     /// Bytes in memory of each of its sub-blocks; a layer without any is the first.
     pub blocks: [u64; 2],
+    /// What of it is touched between the layer's routing and its experts: the reads of these run under it.
+    pub window: PartBytes,
     /// A slot that can hold any of its routed experts; 0 where it has none.
     pub slot: u64,
     /// Number of its routed experts.
@@ -78,6 +80,22 @@ pub struct ModelBytes<'a> {
     pub largest_slot: u64,
     /// Reads that bring one expert, on the mean; at least 1.
     pub reads_per_expert: f64,
+}
+
+/// Whether a tensor is touched after the layer's routing is known and before its experts are needed: the
+/// feed-forward of the first of two sub-blocks, and all of the second.
+fn is_in_window(role: Role) -> bool {
+    match role {
+        Role::SubBlock { block: 0, tensor, .. } => matches!(tensor, LayerTensor::Dense(_)),
+        Role::SubBlock { .. } => true,
+        Role::Embedding
+        | Role::Head
+        | Role::FinalNorm
+        | Role::Layer { .. }
+        | Role::Expert { .. }
+        | Role::FusedExperts { .. }
+        | Role::Padding => false,
+    }
 }
 
 impl<'a> ModelBytes<'a> {
@@ -139,6 +157,9 @@ impl<'a> ModelBytes<'a> {
     fn add_to_layer(&mut self, layer: u32, block: u8, tensor: &Tensor) {
         let Some(bytes) = self.layers.get_mut(layer as usize) else { return };
         bytes.dense.add(tensor);
+        if is_in_window(tensor.role) {
+            bytes.window.add(tensor);
+        }
         if let Some(block) = bytes.blocks.get_mut(usize::from(block)) {
             *block = block.saturating_add(tensor.resident_bytes().0);
         }
@@ -177,8 +198,13 @@ impl<'a> ModelBytes<'a> {
     /// Bytes of the routed experts that one token is expected to use.
     #[must_use]
     pub fn routed_per_token(&self) -> u64 {
+        self.layers.iter().map(|layer| self.routed_per_layer(layer)).sum::<f64>().round() as u64
+    }
+
+    /// The same in one layer.
+    #[must_use]
+    pub fn routed_per_layer(&self, layer: &LayerBytes) -> f64 {
         let active = self.model.spec.router.expected_active();
-        let bytes = |l: &LayerBytes| l.expert_read as f64 * active.min(f64::from(l.n_experts));
-        self.layers.iter().map(bytes).sum::<f64>().round() as u64
+        layer.expert_read as f64 * active.min(f64::from(layer.n_experts))
     }
 }

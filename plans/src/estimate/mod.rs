@@ -89,6 +89,33 @@ struct Moved {
     /// Bytes of routed experts that a token is sent to.
     routed_bytes: f64,
     routed_weights: f64,
+    /// Layers whose reads run under what else they compute.
+    windows: Vec<Window>,
+}
+
+/// What a layer touches while its experts are read.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    /// On which card; `None` in main memory.
+    card: Option<usize>,
+    bytes: f64,
+    weights: f64,
+    /// Bytes of routed experts that a token is sent to in this layer.
+    routed_bytes: f64,
+}
+
+impl Window {
+    /// How long it takes to compute.
+    fn seconds(&self, view: &View<'_>, rates: &Rates) -> f64 {
+        let host = || (self.bytes / rates.memory.per_s).max(self.weights / rates.kernels.per_s);
+        let card = self.card.and_then(|card| view.holding.cards.get(card));
+        match card {
+            None => host(),
+            Some(card) => {
+                rates.cards.get(card.card as usize).map_or(0.0, |c| self.bytes / c.memory.per_s)
+            }
+        }
+    }
 }
 
 /// Seconds of a token by term at a hit rate.
@@ -98,9 +125,12 @@ struct Moved {
 /// context, and the routed experts that are on no card. To it are added missed and streamed bytes over
 /// the disk's rate at reads of their size, bytes on cards over their bandwidth, states that cross, and
 /// a fixed time for each layer. Experts in main memory are computed on by the processor, never sent.
+/// Where a layer's reads run under what it computes, the shorter of the two is not added: it is
+/// [`Prediction::hidden_read_seconds`] and in no term.
 #[must_use]
 pub fn terms(view: &View<'_>, rates: &Rates, hit_rate: f64) -> Vec<TermSeconds> {
     seconds(&Moved::of(view), view, rates, hit_rate)
+        .0
         .into_iter()
         .map(|(name, seconds)| TermSeconds { name: name.to_owned(), seconds })
         .collect()
@@ -109,26 +139,36 @@ pub fn terms(view: &View<'_>, rates: &Rates, hit_rate: f64) -> Vec<TermSeconds> 
 /// Tokens in a second before calibration at a hit rate.
 #[must_use]
 pub fn tokens_per_s(view: &View<'_>, rates: &Rates, hit_rate: f64) -> f64 {
-    let terms = seconds(&Moved::of(view), view, rates, hit_rate);
+    let (terms, _) = seconds(&Moved::of(view), view, rates, hit_rate);
     1.0 / terms.iter().map(|(_, seconds)| seconds).sum::<f64>()
 }
 
+/// Share of the accesses to routed experts that are read, 0 to 1.
+fn missed_share(view: &View<'_>, hit_rate: f64) -> f64 {
+    if view.holding.hold_everything(&view.sums.model.spec) {
+        return 0.0;
+    }
+    (1.0 - hit_rate - view.hits.page_cache.clamp(0.0, 1.0)).max(0.0)
+}
+
+/// The terms, and the seconds of reads that run under them.
 fn seconds(
     moved: &Moved,
     view: &View<'_>,
     rates: &Rates,
     hit_rate: f64,
-) -> Vec<(&'static str, f64)> {
+) -> (Vec<(&'static str, f64)>, f64) {
     let vram = view.hits.vram.clamp(0.0, 1.0);
     let in_memory = moved.routed_bytes * (1.0 - vram);
     let memory = (moved.host_bytes + in_memory) / rates.memory.per_s;
     let kernels = (moved.host_weights + moved.routed_weights * (1.0 - vram)) / rates.kernels.per_s;
     let from_page_cache = view.hits.page_cache.clamp(0.0, 1.0);
-    let missed = if view.holding.hold_everything(&view.sums.model.spec) {
-        0.0
-    } else {
-        moved.routed_bytes * (1.0 - hit_rate - from_page_cache).max(0.0)
-    };
+    let missed_share = missed_share(view, hit_rate);
+    let missed = moved.routed_bytes * missed_share;
+    let hidden = moved.windows.iter().fold(0.0, |sum, window| {
+        let read = window.routed_bytes * missed_share / rates.experts.per_s;
+        sum + read.min(window.seconds(view, rates))
+    });
     // A copy reads and writes.
     let copies = 2.0 * moved.routed_bytes * from_page_cache / rates.memory.per_s;
     let state_bytes = view.sums.model.spec.hidden_size as f64 * 4.0;
@@ -143,14 +183,14 @@ fn seconds(
     }
     let all = [
         if memory >= kernels { (term::MEMORY, memory) } else { (term::KERNELS, kernels) },
-        (term::MISSES, missed / rates.experts.per_s),
+        (term::MISSES, (missed / rates.experts.per_s - hidden).max(0.0)),
         (term::STREAMED, moved.streamed_bytes as f64 / rates.layers.per_s),
         (term::PAGE_CACHE, copies),
         (term::VRAM, on_cards),
         (term::CROSSINGS, moved.crossings * (CROSSING_S + state_bytes / link)),
         (term::OVERHEAD, LAYER_OVERHEAD_S * view.sums.layers.len() as f64),
     ];
-    all.into_iter().filter(|(name, s)| *s > 0.0 || *name == term::MISSES).collect()
+    (all.into_iter().filter(|(name, s)| *s > 0.0 || *name == term::MISSES).collect(), hidden)
 }
 
 impl Moved {
@@ -167,6 +207,7 @@ impl Moved {
             crossings: 0.0,
             routed_bytes: sums.routed_per_token() as f64,
             routed_weights: 0.0,
+            windows: Vec::new(),
         };
         let expert_weights =
             3 * spec.hidden_size * spec.expert_ff_size * spec.router.n_experts_active;
@@ -182,6 +223,15 @@ impl Moved {
                     moved.host_bytes += touched;
                     moved.host_weights += bytes.dense.weights as f64;
                 }
+            }
+            if workload.prefetch_depth > 0 && bytes.window.stored > 0 {
+                let n_blocks = spec.layers[layer].feed_forward.n_sub_blocks().max(1);
+                moved.windows.push(Window {
+                    card: place,
+                    bytes: bytes.window.stored as f64 + caches as f64 / n_blocks as f64,
+                    weights: bytes.window.weights as f64,
+                    routed_bytes: sums.routed_per_layer(bytes),
+                });
             }
             moved.crossings += f64::from(u8::from(place != before));
             before = place;
@@ -227,16 +277,12 @@ pub fn estimate(
     let calibration = calibration(past);
     let (low, high) = if past.is_empty() { UNSEEN_SPREAD } else { CALIBRATED_SPREAD };
     let at = |hit: f64| seconds(&moved, view, rates, hit);
-    let speed = |hit: f64| 1.0 / at(hit).iter().map(|(_, seconds)| seconds).sum::<f64>();
-    let terms = at(hit_rate.p50);
+    let speed = |hit: f64| 1.0 / at(hit).0.iter().map(|(_, seconds)| seconds).sum::<f64>();
+    let (terms, hidden) = at(hit_rate.p50);
     let longest = terms.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let binding = longest.map_or("", |(name, _)| name).to_owned();
     let on_cards: f64 = moved.card_bytes.iter().sum();
-    let missed = if view.holding.hold_everything(&view.sums.model.spec) {
-        0.0
-    } else {
-        moved.routed_bytes * (1.0 - hit_rate.p50 - view.hits.page_cache).max(0.0)
-    };
+    let missed = moved.routed_bytes * missed_share(view, hit_rate.p50);
     Prediction {
         decode_tokens_per_s: Range {
             p10: speed(hit_rate.p10) * calibration * low,
@@ -247,6 +293,7 @@ pub fn estimate(
         touched_bytes_per_token: Bytes((moved.host_bytes + on_cards + moved.routed_bytes) as u64),
         read_bytes_per_token: Bytes(missed as u64),
         streamed_bytes_per_token: Bytes(moved.streamed_bytes),
+        hidden_read_seconds: hidden,
         binding,
         calibration,
         evidence: evidence(view, rates, &moved, hit_evidence, past),
@@ -283,6 +330,14 @@ fn evidence(
     }
     evidence.extend(named.into_iter().cloned());
     evidence.push(format!("per-layer overhead {:.0} us a layer: assumed", LAYER_OVERHEAD_S * 1e6));
+    if !moved.windows.is_empty() {
+        let windows = moved.windows.iter().map(|window| window.seconds(view, rates));
+        let ms = windows.sum::<f64>() * 1e3;
+        evidence.push(format!(
+            "reads of missed experts run under {ms:.1} ms of other work a token, the larger of both \
+             counts in each layer: computed"
+        ));
+    }
     if !view.holding.cards.is_empty() {
         let us = CROSSING_S * 1e6;
         evidence.push(format!("each transfer of a state {us:.0} us and its bytes: assumed"));

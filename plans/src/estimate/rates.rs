@@ -10,8 +10,6 @@ const ASSUMED_DISK_BYTES_PER_S: f64 = 1.5e9;
 const ASSUMED_VRAM_BYTES_PER_S: f64 = 250e9;
 /// A card's link assumed where none is known, bytes/s: PCIe 3.0 x16, less what is lost.
 const ASSUMED_LINK_BYTES_PER_S: f64 = 12e9;
-/// Reads that the engine has under way at once.
-const READS_UNDER_WAY: u32 = 1;
 
 /// How much in a second, and where that comes from.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,12 +57,14 @@ fn weights_per_s(isa: &str) -> f64 {
 }
 
 impl Rates {
-    /// The rates of a machine for reads of an expert's size and of a layer's.
+    /// The rates of a machine for reads of an expert's size, so many of which are under way at once, and of a
+    /// layer's, of which one is.
     #[must_use]
     pub fn of(
         machine: &Facts,
         (isa, threads): (&str, u64),
-        (expert_bytes, layer_bytes): (u64, u64),
+        (expert_bytes, depth): (u64, u64),
+        layer_bytes: u64,
     ) -> Self {
         // Threads beyond those of the hardware take turns: they multiply nothing more.
         let usable = machine.cpu.usable_threads.value().copied().filter(|n| *n < threads);
@@ -80,8 +80,8 @@ impl Rates {
                 ASSUMED_MEMORY_BYTES_PER_S,
                 "memory bandwidth",
             ),
-            experts: disk(machine, expert_bytes),
-            layers: disk(machine, layer_bytes),
+            experts: disk(machine, expert_bytes, depth),
+            layers: disk(machine, layer_bytes, 1),
             kernels: Rate { per_s: kernels, evidence },
             cards: cards(machine).map(card_rates).collect(),
         }
@@ -104,14 +104,13 @@ fn card_rates(card: &GpuFact) -> CardRates {
     }
 }
 
-/// The disk at reads of `bytes`: the measured point whose size is nearest by ratio, and of these the
-/// one whose queue depth is nearest to the engine's. The read size measured must be the size used.
-fn disk(machine: &Facts, bytes: u64) -> Rate {
+/// The disk at reads of `bytes`, `depth` at once: the measured point whose size is nearest by ratio, and of
+/// these the one whose queue depth is nearest. The read size measured must be the size used.
+fn disk(machine: &Facts, bytes: u64, depth: u64) -> Rate {
     let nearest = machine.disk.reads.value().and_then(|points| {
         let distance = |point: &&DiskReadSpeed| {
             let ratio = point.read_bytes.max(1) as f64 / bytes.max(1) as f64;
-            let depth = point.queue_depth.abs_diff(READS_UNDER_WAY);
-            (ratio.ln().abs(), depth)
+            (ratio.ln().abs(), u64::from(point.queue_depth).abs_diff(depth))
         };
         points.iter().filter(|p| p.bytes_per_s > 0.0).min_by(|a, b| {
             let (a, b) = (distance(a), distance(b));

@@ -1,12 +1,12 @@
 //! Whether an edited or an old plan still makes sense for a model: every value in range, every sum
 //! as `budget` computes it. Decides nothing and changes nothing but what follows from the rest.
 
-use super::{ExpertTier, Plan, PlanError, Policy, Prediction, Range, TierShare};
+use super::{ExpertTier, Plan, PlanError, Policy, Prediction, Prefetch, Range, TierShare};
 use crate::budget::{
     self, CardLine, CardPlacement, EmbeddingResidency, Holding, Line, ModelBytes, Slots, Workload,
 };
 use crate::catalogue::Catalogue;
-use crate::planner::{MAX_SESSIONS, MAX_THREADS};
+use crate::planner::{MAX_PREFETCH_DEPTH, MAX_SESSIONS, MAX_THREADS};
 use crate::spec::ArchSpec;
 use crate::units::Bytes;
 
@@ -24,6 +24,7 @@ impl Plan {
             kv: self.engine.kv,
             embedding: self.engine.embedding,
             sessions: self.request.sessions,
+            prefetch_depth: self.engine.prefetch_depth,
         }
     }
 
@@ -122,10 +123,15 @@ impl Plan {
         let Prediction { decode_tokens_per_s, hit_rate, calibration, .. } = &self.prediction;
         ascending("prediction.decode_tokens_per_s", *decode_tokens_per_s, f64::MAX)?;
         ascending("prediction.hit_rate", *hit_rate, 1.0)?;
-        if *calibration > 0.0 && calibration.is_finite() {
+        if !(*calibration > 0.0 && calibration.is_finite()) {
+            let found = calibration.to_string();
+            return Err(invalid("prediction.calibration", found, "a positive number"));
+        }
+        let hidden = self.prediction.hidden_read_seconds;
+        if hidden >= 0.0 && hidden.is_finite() {
             return Ok(());
         }
-        Err(invalid("prediction.calibration", calibration.to_string(), "a positive number"))
+        Err(invalid("prediction.hidden_read_seconds", hidden.to_string(), "at least 0"))
     }
 
     fn check_settings(&self, model: &Catalogue) -> Result<(), PlanError> {
@@ -138,6 +144,7 @@ impl Plan {
             return Err(invalid("engine.isa", format!("{:?}", self.engine.isa), expected));
         }
         in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
+        self.check_prefetch(&model.spec)?;
         match (self.engine.embedding, self.placement.streamed.head) {
             _ if !model.spec.tied_embeddings => Ok(()),
             (EmbeddingResidency::Resident, false) | (EmbeddingResidency::RowRead, true) => Ok(()),
@@ -150,6 +157,18 @@ impl Plan {
                 Err(invalid("engine.embedding", "resident", expected))
             }
         }
+    }
+
+    fn check_prefetch(&self, spec: &ArchSpec) -> Result<(), PlanError> {
+        let (least, most) = match self.engine.prefetch {
+            Prefetch::Off => (0, 0),
+            Prefetch::Exact if spec.has_window() => (1, MAX_PREFETCH_DEPTH),
+            Prefetch::Exact => {
+                let expected = "off, for no layer of this model knows its experts early";
+                return Err(invalid("engine.prefetch", "exact", expected));
+            }
+        };
+        in_range("engine.prefetch_depth", self.engine.prefetch_depth, least, most)
     }
 
     fn check_slots(&self, model: &Catalogue) -> Result<(), PlanError> {

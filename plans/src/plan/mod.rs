@@ -22,7 +22,7 @@ use crate::units::Bytes;
 use crate::whole_file;
 
 /// Version of the plan format that this build writes and reads.
-pub const PLAN_VERSION: u32 = 3;
+pub const PLAN_VERSION: u32 = 4;
 
 /// Largest plan file that is read, bytes.
 const PLAN_CAP_BYTES: u64 = 64 << 20;
@@ -77,6 +77,29 @@ impl std::str::FromStr for Policy {
 pub struct PolicyError {
     /// What was given.
     pub text: String,
+}
+
+/// Which experts are read before they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefetch {
+    /// None: each is read when it is asked for.
+    Off,
+    /// Those of a layer that knows its experts a sub-block early: their reads run under what is computed
+    /// until they are needed. They are asked for in the same order either way, so that hits, evictions and
+    /// bytes read do not change.
+    Exact,
+}
+
+impl Prefetch {
+    /// Its name in plans and options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Exact => "exact",
+        }
+    }
 }
 
 /// Which model a plan is for.
@@ -134,6 +157,10 @@ pub struct EngineSettings {
     pub io: IoMode,
     /// Why they are read so.
     pub io_evidence: String,
+    /// Which experts are read before they are needed.
+    pub prefetch: Prefetch,
+    /// Reads of such experts that are under way at once, each by a thread of its own; 0 without any.
+    pub prefetch_depth: u64,
 }
 
 /// Where weights live.
@@ -243,6 +270,8 @@ pub struct Prediction {
     pub read_bytes_per_token: Bytes,
     /// Dense bytes read from disk per token, because they do not stay in memory.
     pub streamed_bytes_per_token: Bytes,
+    /// Seconds of a token at the median in which experts are read while others compute; part of no term.
+    pub hidden_read_seconds: f64,
     /// Seconds of a token at the median, by term, before calibration; they sum to its time.
     pub terms: Vec<TermSeconds>,
     /// The term that takes most of a token's time.
@@ -255,11 +284,12 @@ pub struct Prediction {
 
 impl Prediction {
     /// The speed of reads of missed experts that the estimate reckons with, bytes/s: what a token
-    /// misses over the time of that term. `None` where nothing is missed.
+    /// misses over the time of that term and what of it is hidden. `None` where nothing is missed.
     #[must_use]
     pub fn expert_read_bytes_per_s(&self) -> Option<f64> {
         let term = self.terms.iter().find(|term| term.name == crate::estimate::term::MISSES)?;
-        let per_s = self.read_bytes_per_token.as_f64() / term.seconds;
+        let seconds = term.seconds + self.hidden_read_seconds;
+        let per_s = self.read_bytes_per_token.as_f64() / seconds;
         (per_s.is_finite() && per_s > 0.0).then_some(per_s)
     }
 }

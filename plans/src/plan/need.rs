@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Plan, Policy};
+use super::{Plan, Policy, Prefetch};
 use crate::budget::DenseResidency;
 
 /// What an engine can execute.
@@ -20,6 +20,8 @@ pub struct Abilities {
     pub sessions: bool,
     /// The least often used expert gives way.
     pub frequency: bool,
+    /// Experts that are known early are read while others compute.
+    pub prefetch: bool,
 }
 
 impl Abilities {
@@ -30,6 +32,7 @@ impl Abilities {
         streamed_dense: true,
         sessions: true,
         frequency: true,
+        prefetch: true,
     };
 
     /// Whether an engine has what is needed.
@@ -43,6 +46,7 @@ impl Abilities {
             // Slots that are all pinned are executed by any engine that has pins.
             Need::Policy(Policy::Recency | Policy::Static) => true,
             Need::Policy(Policy::Frequency) => self.frequency,
+            Need::Prefetch => self.prefetch,
         }
     }
 }
@@ -67,6 +71,8 @@ pub enum Need {
     Sessions(u64),
     /// A replacement policy.
     Policy(Policy),
+    /// Reads of experts while others compute.
+    Prefetch,
 }
 
 impl Need {
@@ -79,6 +85,7 @@ impl Need {
             Self::StreamedDense => "plan with a larger --ram",
             Self::Sessions(_) => "plan with --sessions 1",
             Self::Policy(_) => "plan with --policy recency",
+            Self::Prefetch => "plan with --prefetch off",
         }
     }
 }
@@ -91,6 +98,7 @@ impl fmt::Display for Need {
             Self::StreamedDense => f.write_str("dense weights streamed for every token"),
             Self::Sessions(n) => write!(f, "{n} sequences at once"),
             Self::Policy(policy) => write!(f, "the policy {}", policy.name()),
+            Self::Prefetch => f.write_str("experts read while others compute"),
         }
     }
 }
@@ -106,6 +114,7 @@ impl Plan {
             (!placement.streamed.layers.is_empty()).then_some(Need::StreamedDense),
             Some(Need::Sessions(self.request.sessions)),
             Some(Need::Policy(placement.policy)),
+            (self.engine.prefetch == Prefetch::Exact).then_some(Need::Prefetch),
         ];
         needs.into_iter().flatten().filter(|need| !engine.has(*need)).collect()
     }

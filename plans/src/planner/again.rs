@@ -7,7 +7,8 @@ pub use super::Options;
 use super::{PinRule, machine};
 use crate::budget::{DenseResidency, KvElement};
 use crate::place::DenseRule;
-use crate::plan::{IoMode, Need, Plan, Policy};
+use crate::plan::{IoMode, Need, Plan, Policy, Prefetch};
+use crate::spec::Family;
 use crate::units::{Bytes, SizeRequest};
 
 /// The options of a plan's request.
@@ -21,6 +22,7 @@ pub fn options_of(plan: &Plan) -> Options {
     let takes_direct = plan.machine.disk.direct_reads.value() == Some(&true);
     let engine = &plan.engine;
     let isa = machine::isa(&plan.machine, &Options::default());
+    let has_window = plan.model.family == Family::LongcatFlash.model_type();
     Options {
         ram: Some(SizeRequest::Absolute(plan.request.budget_bytes)),
         vram: (plan.request.vram_bytes > Bytes(0))
@@ -40,6 +42,8 @@ pub fn options_of(plan: &Plan) -> Options {
             IoMode::Dropped => Some(engine.io).filter(|_| takes_direct),
             IoMode::Buffered => Some(engine.io),
         },
+        // Where a model has a window it is used unless that is not wanted.
+        prefetch: Some(engine.prefetch).filter(|&p| has_window && p == Prefetch::Off),
         allow_overcommit: plan.request.allow_overcommit,
         ..Options::default()
     }
@@ -56,6 +60,7 @@ pub fn options_without(plan: &Plan, need: Need) -> Options {
         }
         Need::Sessions(_) => Options { sessions: Some(1), ..options },
         Need::Policy(_) => Options { policy: Some(Policy::Recency), ..options },
+        Need::Prefetch => Options { prefetch: Some(Prefetch::Off), ..options },
     }
 }
 
@@ -76,6 +81,7 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         prefill_batch,
         isa,
         io,
+        prefetch,
         pins,
         allow_overcommit,
         engine: _,
@@ -94,6 +100,7 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         prefill_batch.map(|tokens| format!("--batch {tokens}")),
         isa.as_ref().map(|isa| format!("--isa {}", quoted(isa))),
         io.map(|mode| format!("--io {}", mode.name())),
+        prefetch.map(|which| format!("--prefetch {}", which.name())),
         allow_overcommit.then(|| "--allow-overcommit".to_owned()),
     ];
     let flags: Vec<String> = flags.into_iter().flatten().collect();

@@ -22,7 +22,7 @@ use crate::estimate::{self, ExpectedHits, PastRun, Rates, View};
 use crate::place::{self, CacheRule, DenseRule, DoesNotFit, Placed, Request};
 use crate::plan::{
     Abilities, EngineSettings, ExpertTier, IoMode, ModelRef, Numerics, PLAN_VERSION, Placement,
-    Plan, PlanRequest, Policy, Prediction, Range, TierShare, tiers,
+    Plan, PlanRequest, Policy, Prediction, Prefetch, Range, TierShare, tiers,
 };
 use crate::simulate::{self, PlannedCache};
 use crate::units::{Bytes, LayerId, SizeRequest};
@@ -35,6 +35,10 @@ const DEFAULT_CONTEXT: u64 = 4096;
 pub(crate) const MAX_THREADS: u64 = 1024;
 /// Most sequences that a plan may hold at once.
 pub(crate) const MAX_SESSIONS: u64 = 1024;
+/// Most experts that a plan may have read at once while others compute.
+pub(crate) const MAX_PREFETCH_DEPTH: u64 = 16;
+/// Experts that are read at once while others compute where nothing else is asked for.
+const DEFAULT_PREFETCH_DEPTH: u64 = 1;
 
 /// What a user may set; the rest is solved around it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,6 +69,8 @@ pub struct Options {
     pub isa: Option<String>,
     /// `--io`.
     pub io: Option<IoMode>,
+    /// `--prefetch`: exact where a layer knows its experts early, if `None`.
+    pub prefetch: Option<Prefetch>,
     /// `--pins`.
     pub pins: PinRule,
     /// `--allow-overcommit`.
@@ -238,7 +244,9 @@ impl Solved {
         let (hits, evidence) = expected_hits(sums, &placed.holding(), history);
         let read_size = sums.expert_read_size();
         let layer_size = sums.layers.iter().map(|l| l.dense.stored).max().unwrap_or(0);
-        let rates = Rates::of(machine, (&isa, placed.workload.threads), (read_size, layer_size));
+        let Workload { threads, prefetch_depth, .. } = placed.workload;
+        let under_way = prefetch_depth.max(1);
+        let rates = Rates::of(machine, (&isa, threads), (read_size, under_way), layer_size);
         let view = View { sums, workload: &placed.workload, holding: placed.holding(), hits };
         let past = past_runs(history, &placed.workload, budget);
         let prediction = estimate::estimate(&view, &rates, &evidence, &past);
@@ -266,7 +274,7 @@ impl Solved {
     ) -> Plan {
         let model = sums.model;
         let tiers = tier_shares(sums, &self.placed.holding(), &self.hits);
-        let Workload { context, prefill_batch, threads, kv, embedding, sessions } =
+        let Workload { context, prefill_batch, threads, kv, embedding, sessions, prefetch_depth } =
             self.placed.workload;
         let total = self.placed.ledger.total();
         Plan {
@@ -296,6 +304,8 @@ impl Solved {
                 embedding,
                 io: sums.io,
                 io_evidence,
+                prefetch: if prefetch_depth == 0 { Prefetch::Off } else { Prefetch::Exact },
+                prefetch_depth,
             },
             placement: Placement {
                 policy: self.policy.policy,
@@ -374,6 +384,19 @@ fn request(
     if options.prefill_batch == Some(0) {
         return bad("--batch", 0, "at least 1".to_owned());
     }
+    let prefetch_depth = match options.prefetch {
+        Some(Prefetch::Off) => 0,
+        Some(Prefetch::Exact) if !model.spec.has_window() => {
+            return Err(PlanRefusal::BadOption {
+                option: "--prefetch",
+                found: "exact".to_owned(),
+                expected: "auto or off: no layer of this model knows its experts early".to_owned(),
+            });
+        }
+        Some(Prefetch::Exact) => DEFAULT_PREFETCH_DEPTH,
+        None if model.spec.has_window() && options.engine.prefetch => DEFAULT_PREFETCH_DEPTH,
+        None => 0,
+    };
     let n_experts = model.spec.router.n_experts as u64;
     if let Some(slots) = options.slots.filter(|&slots| u64::from(slots) > n_experts) {
         let expected = format!("0 to {n_experts}, the experts of a layer");
@@ -394,6 +417,7 @@ fn request(
         context,
         sessions,
         threads,
+        prefetch_depth,
         kv: options.kv.unwrap_or(KvElement::F32),
         prefill_batch: options.prefill_batch,
         slots: options.slots,
