@@ -48,7 +48,14 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decode_allocates_nothing_after_warm_up() {
     let modes = [IoMode::Dropped, IoMode::Buffered, IoMode::Direct];
-    let families = ["olmoe", "glm_moe_dsa-shared-indexer", "qwen3_moe", "glm4_moe", "mixtral"];
+    let families = [
+        "olmoe",
+        "glm_moe_dsa-shared-indexer",
+        "qwen3_moe",
+        "glm4_moe",
+        "mixtral",
+        "longcat_flash",
+    ];
     for (family, io) in families.iter().flat_map(|family| modes.map(|io| (family, io))) {
         let directory =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles").join(family);
