@@ -31,10 +31,10 @@ pub(crate) struct ConvertArgs {
     #[arg(long, default_value = "8", value_name = "BITS", value_parser = mtp)]
     pub(crate) mtp: Choices,
     /// Columns of a row that share a scale: row (all of them), 128, 64 or 32.
-    #[arg(long, default_value = "row", value_parser = group_from_text)]
+    #[arg(long, default_value = "64", value_parser = group_from_text)]
     pub(crate) group: Group,
     /// How scales are stored: f32, or f16, rounded before the weights are divided by it.
-    #[arg(long, default_value = "f32", value_parser = scale_from_text)]
+    #[arg(long, default_value = "f16", value_parser = scale_from_text)]
     pub(crate) scales: ScaleType,
     /// Size of an output file at most.
     #[arg(long, value_name = "SIZE")]

@@ -22,6 +22,7 @@ mod pieces;
 mod quantise;
 mod report;
 mod rows;
+mod scale;
 mod source;
 mod work;
 mod writer;

@@ -104,6 +104,10 @@ pub struct Packing {
 impl Packing {
     /// The plain form, which others write and read too.
     pub const PLAIN: Self = Self { group: Group::Row, scale: ScaleType::F32 };
+
+    /// What is written unless asked otherwise: a quarter of a bit a weight more than rows at most, and
+    /// what it gains is measured in docs/numerics.md.
+    pub const DEFAULT: Self = Self { group: Group::Of64, scale: ScaleType::F16 };
 }
 
 /// How one kind of weight is written: `8`, `4-g64-f16`, `4-row-f32`, `16`, `keep`. What is not said of
@@ -280,7 +284,8 @@ pub struct ConvertOptions {
 }
 
 impl Default for ConvertOptions {
-    /// 8 bits everywhere: the plain form's error is then well below that of bf16 activations.
+    /// 8 bits everywhere, in groups: a choice for quality, not the smallest. docs/numerics.md says what
+    /// fewer bits cost.
     fn default() -> Self {
         let eight = Choices::from(Bits::Packed(PackedBits::Eight));
         Self {
@@ -288,7 +293,7 @@ impl Default for ConvertOptions {
             dense: eight,
             embedding: eight,
             mtp: eight,
-            packing: Packing::PLAIN,
+            packing: Packing::DEFAULT,
             shard_bytes: DEFAULT_SHARD_BYTES,
         }
     }

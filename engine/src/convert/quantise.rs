@@ -1,7 +1,10 @@
-//! One row of floats to one row of integers and its scales. Owns the arithmetic; knows no files.
+//! One row of floats to one row of integers and its scales. Owns the rounding and the bytes; which
+//! scale a group gets is `scale`'s. Knows no files.
 
 use half::f16;
 use tierkeep_plans::catalogue::{Packed, PackedBits, ScaleType};
+
+use super::scale::{ScaleMethod, TooLarge, largest, nearest, scale_of};
 
 /// Why a row cannot be quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,7 @@ pub(super) enum RowFault {
 /// Quantises rows of one weight.
 pub(super) struct RowQuantiser {
     target: Packed,
+    method: ScaleMethod,
     /// Elements that share a scale.
     group: usize,
     quantised: Vec<i8>,
@@ -26,16 +30,17 @@ pub(super) struct RowQuantiser {
 impl RowQuantiser {
     pub(super) fn new(target: Packed, cols: usize) -> Self {
         let group = target.group.cols().map_or(cols, |group| group as usize).max(1);
-        Self { target, group, quantised: vec![0; cols] }
+        let method = ScaleMethod::of(target);
+        Self { target, method, group, quantised: vec![0; cols] }
     }
 
     /// Appends one packed row to `packed` and its scales to `scales`. Returns `|x - scale * q| / |x|`,
     /// Euclidean; `None` for a row of zeros.
     ///
-    /// Of each group `scale = absmax / (2^(b-1) - 1)` in f32, 1 for zeros;
-    /// `q = clamp(round-half-even(x / scale), -2^(b-1), 2^(b-1) - 1)`. A division, not a product
-    /// with the reciprocal: that rounds differently, and bytes are to equal other writers'. A scale of
-    /// 16 bits is rounded before anything is divided by it.
+    /// Of each group `q = clamp(round-half-even(x / scale), -2^(b-1), 2^(b-1) - 1)` with the scale
+    /// of [`ScaleMethod`], as its type holds it: it is rounded before anything is divided by it. A
+    /// division, not a product with the reciprocal: that rounds differently, and the bytes of the plain
+    /// form are to equal other writers'.
     pub(super) fn push(
         &mut self,
         row: &[f32],
@@ -45,54 +50,58 @@ impl RowQuantiser {
         if let Some(col) = row.iter().position(|x| !x.is_finite()) {
             return Err(RowFault::NotFinite { col });
         }
-        let largest = largest(self.target.bits);
+        let Packed { bits, scale: stored, .. } = self.target;
         let (mut error, mut total) = (0.0_f64, 0.0_f64);
         let groups = row.chunks(self.group).zip(self.quantised.chunks_mut(self.group));
-        for (row, quantised) in groups {
-            let scale = push_scale(self.target.scale, absmax(row) / largest, scales)?;
-            for (x, q) in row.iter().zip(quantised) {
-                let rounded = (x / scale).round_ties_even().clamp(-largest - 1.0, largest);
-                *q = rounded as i8;
-                let exact = f64::from(*x);
-                let difference = exact - f64::from(scale * rounded);
-                error += difference * difference;
-                total += exact * exact;
-            }
+        for (group, quantised) in groups {
+            let scale = scale_of(self.method, bits, stored, group)
+                .map_err(|TooLarge| RowFault::ScaleTooLarge)?;
+            push_scale(stored, scale, scales);
+            let [of_group, size] = quantise(group, scale, largest(bits), quantised);
+            error += of_group;
+            total += size;
         }
-        pack(self.target.bits, &self.quantised, packed);
+        pack(bits, &self.quantised, packed);
         Ok((total > 0.0).then(|| (error / total).sqrt()))
     }
 }
 
-/// The largest integer of so many bits.
-fn largest(bits: PackedBits) -> f32 {
-    match bits {
-        PackedBits::Eight => 127.0,
-        PackedBits::Four => 7.0,
-        PackedBits::Two => 1.0,
-    }
-}
+/// Lanes that the sums of errors run in.
+const LANES: usize = 8;
 
-fn absmax(row: &[f32]) -> f32 {
-    row.iter().fold(0.0_f32, |max, x| max.max(x.abs()))
-}
-
-/// Stores a scale and returns it as stored. What is zero once it is rounded counts as a group of zeros:
-/// no scale of the type could hold it.
-fn push_scale(stored: ScaleType, scale: f32, scales: &mut Vec<u8>) -> Result<f32, RowFault> {
-    let rounded = match stored {
-        ScaleType::F32 => scale,
-        ScaleType::F16 => f16::from_f32(scale).to_f32(),
+/// The integers of a group by its scale. Returns the sums of the squared errors and of the squares.
+fn quantise(group: &[f32], scale: f32, largest: f32, quantised: &mut [i8]) -> [f64; 2] {
+    let one = |x: f32, q: &mut i8| -> [f64; 2] {
+        let rounded = nearest(x / scale, -largest - 1.0, largest);
+        *q = rounded as i8;
+        let exact = f64::from(x);
+        let difference = exact - f64::from(scale * rounded);
+        [difference * difference, exact * exact]
     };
-    if rounded.is_infinite() {
-        return Err(RowFault::ScaleTooLarge);
+    let mut sums = [[0.0_f64; LANES]; 2];
+    let (blocks, rest) = group.as_chunks::<LANES>();
+    let (blocks_out, rest_out) = quantised.as_chunks_mut::<LANES>();
+    for (block, out) in blocks.iter().zip(blocks_out) {
+        for lane in 0..LANES {
+            let [error, size] = one(block[lane], &mut out[lane]);
+            sums[0][lane] += error;
+            sums[1][lane] += size;
+        }
     }
-    let scale = if rounded == 0.0 { 1.0 } else { rounded };
+    for ((x, q), lane) in rest.iter().zip(rest_out).zip(0..LANES) {
+        let [error, size] = one(*x, q);
+        sums[0][lane] += error;
+        sums[1][lane] += size;
+    }
+    sums.map(|lanes| lanes.iter().sum())
+}
+
+/// Stores a scale that its type holds.
+fn push_scale(stored: ScaleType, scale: f32, scales: &mut Vec<u8>) {
     match stored {
         ScaleType::F32 => scales.extend_from_slice(&scale.to_le_bytes()),
         ScaleType::F16 => scales.extend_from_slice(&f16::from_f32(scale).to_le_bytes()),
     }
-    Ok(scale)
 }
 
 /// Packs a row. The bits that fill its last byte are 0: no reader looks at them.
@@ -156,9 +165,9 @@ mod tests {
         let tiny = quantise(INT8, &[f32::from_bits(1)]).unwrap();
         assert_eq!(tiny, (vec![0], one(), Some(1.0)));
         // And what f16 cannot hold is zero in f16: 2^-25 rounds to even.
-        let half = Packed { scale: ScaleType::F16, ..INT2 };
-        let (packed, scales, _) = quantise(half, &[2.0_f32.powi(-25)]).unwrap();
-        assert_eq!((packed, scales), (vec![0b10], vec![0x00, 0x3c]));
+        let half = Packed { scale: ScaleType::F16, ..INT8 };
+        let (packed, scales, _) = quantise(half, &[127.0 * 2.0_f32.powi(-25)]).unwrap();
+        assert_eq!((packed, scales), (vec![0], vec![0x00, 0x3c]));
     }
 
     #[test]

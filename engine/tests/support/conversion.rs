@@ -10,7 +10,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use tempfile::TempDir;
 use tierkeep_engine::convert::{
-    Bits, ConvertError, ConvertOptions, ConvertReport, Execution, convert,
+    Bits, ConvertError, ConvertOptions, ConvertReport, Execution, Packing, convert,
 };
 use tierkeep_plans::catalogue::header::{DType, read_header};
 use tierkeep_plans::catalogue::{Catalogue, PackedBits};
@@ -196,6 +196,7 @@ pub fn options(expert_bits: Bits, other_bits: Bits) -> ConvertOptions {
         dense: other_bits.into(),
         embedding: other_bits.into(),
         mtp: other_bits.into(),
+        packing: Packing::PLAIN,
         ..ConvertOptions::default()
     }
 }
