@@ -2,6 +2,7 @@
 //! usage, I/O or internal; 3 warnings under --strict; 130 interrupted.
 
 use tierkeep_engine::EngineError;
+use tierkeep_engine::compare::CompareError;
 use tierkeep_engine::convert::ConvertError;
 use tierkeep_engine::text::TextError;
 use tierkeep_engine::verify::OracleError;
@@ -9,7 +10,7 @@ use tierkeep_hub::HubError;
 use tierkeep_hub::local::LocalError;
 use tierkeep_plans::catalogue::{CatalogueError, HeaderError};
 use tierkeep_plans::plan::PlanError;
-use tierkeep_plans::planner::PlanRefusal;
+use tierkeep_plans::planner::{PairRefusal, PlanRefusal};
 
 use crate::commands::model::NotDownloaded;
 use crate::commands::run::PlanAgain;
@@ -136,6 +137,10 @@ fn class(error: &anyhow::Error) -> Class {
             text(e)
         } else if let Some(e) = cause.downcast_ref::<ConvertError>() {
             convert(e)
+        } else if let Some(e) = cause.downcast_ref::<CompareError>() {
+            compare(e)
+        } else if let Some(e) = cause.downcast_ref::<PairRefusal>() {
+            pair(e)
         } else if let Some(e) = cause.downcast_ref::<HubError>() {
             hub(e)
         } else if let Some(e) = cause.downcast_ref::<LocalError>() {
@@ -277,6 +282,23 @@ fn convert(error: &ConvertError) -> Class {
         | ConvertError::HeaderTooLarge { .. }
         | ConvertError::Threads { .. }
         | ConvertError::Interrupted => failure("convert"),
+    }
+}
+
+fn compare(error: &CompareError) -> Class {
+    match error {
+        CompareError::NotOneModel(_) => verdict("compare.not_one_model"),
+        CompareError::Engine { source, .. } => engine(source),
+        CompareError::NotFinite { .. } => verdict("engine.not_a_number"),
+        CompareError::Stride { .. } => failure("usage"),
+        CompareError::Empty => failure("engine.empty"),
+    }
+}
+
+fn pair(error: &PairRefusal) -> Class {
+    match error {
+        PairRefusal::Plan(e) => refusal(e),
+        PairRefusal::DoesNotFit { .. } => verdict("plan.does_not_fit"),
     }
 }
 

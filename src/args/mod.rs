@@ -2,6 +2,7 @@
 //! structs; nothing is looked up here.
 #![allow(rustdoc::broken_intra_doc_links, reason = "help writes what may be left out in brackets")]
 
+mod compare;
 mod convert;
 mod demo;
 mod doctor;
@@ -16,6 +17,7 @@ mod verify;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use self::compare::{CompareArgs, Input, PairArgs};
 pub(crate) use self::convert::ConvertArgs;
 pub(crate) use self::demo::DemoArgs;
 pub(crate) use self::doctor::DoctorArgs;
@@ -61,6 +63,13 @@ Examples:
   tierkeep convert MODEL OUT --experts 4-g32-f16 --dense 8-row --embedding 8,head=16 --mtp keep
   tierkeep convert MODEL OUT --experts 4 --consume    where there is no room for both
 A conversion that was stopped goes on when the same command is given again.";
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  tierkeep compare MODEL OUT --text novel.txt
+  tierkeep compare MODEL OUT --text novel.json speech.json --ram 20GB --ctx 1024
+  tierkeep compare MODEL OUT --ids tokens.ids --min-agreement 90% --max-kl 0.02 --json
+  cat book.txt | tierkeep compare MODEL OUT --text - --ctx 512 --stride 256";
 
 const USAGE_EXAMPLES: &str = "\
 Examples:
@@ -112,6 +121,9 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  tierkeep verify examples/glm-nano\n  tierkeep verify tests/oracles/olmoe --layers\n  tierkeep verify MODEL --ram 2GB --batch 16 --isa scalar --json"
     )]
     Verify(VerifyArgs),
+    /// Measure how far one container of a model is from another: agreement, KL, perplexity.
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Compare(CompareArgs),
     /// Write a model as a packed container: 8-, 4- or 2-bit weights, each expert in one read.
     #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),

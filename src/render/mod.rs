@@ -15,6 +15,7 @@ mod explanation;
 mod facts;
 mod inspection;
 mod ledger;
+mod model_comparison;
 mod plan;
 #[cfg(test)]
 mod result_tests;
@@ -47,6 +48,7 @@ pub(crate) use download::{
 };
 pub(crate) use explanation::explanation;
 pub(crate) use inspection::inspection;
+pub(crate) use model_comparison::{ComparedView, LimitsView, ModelView, compared_json, comparison};
 pub(crate) use plan::{
     Misfit, PlanView, does_not_fit, does_not_fit_json, plan, plan_in_brief, plan_json,
 };

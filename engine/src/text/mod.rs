@@ -8,7 +8,7 @@ pub mod check;
 mod stream;
 mod template;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
@@ -150,6 +150,21 @@ impl Text {
     #[must_use]
     pub fn token(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
+    }
+
+    /// The lowest token that another tokenizer spells otherwise or lacks, as each spells it.
+    #[must_use]
+    pub fn first_unlike(&self, other: &Self) -> Option<(u32, Option<String>, Option<String>)> {
+        let by_id = |text: &Self| -> BTreeMap<u32, String> {
+            let spelled = text.tokenizer.get_vocab(true).into_iter();
+            spelled.map(|(token, id)| (id, token)).collect()
+        };
+        let (mine, others) = (by_id(self), by_id(other));
+        let ids: BTreeSet<u32> = mine.keys().chain(others.keys()).copied().collect();
+        ids.into_iter().find_map(|id| {
+            let (a, b) = (mine.get(&id), others.get(&id));
+            (a != b).then(|| (id, a.cloned(), b.cloned()))
+        })
     }
 
     /// The text that the model is given for a conversation whose next turn is the model's.

@@ -6,6 +6,7 @@ pub mod again;
 mod fitting;
 mod io;
 mod machine;
+mod pair;
 mod policy;
 
 use std::str::FromStr;
@@ -16,6 +17,7 @@ pub use self::advice::{Advice, Change, what_would_help};
 pub use self::fitting::{FittingChange, FittingChangeKind, WouldFit};
 use self::machine::Vram;
 pub use self::machine::{best_isa, default_budget, has_isa};
+pub use self::pair::{PairRefusal, budget, plan_pair};
 use crate::budget::{DenseResidency, Holding, KvElement, ModelBytes, Workload};
 use crate::catalogue::Catalogue;
 use crate::estimate::{self, ExpectedHits, PastRun, Rates, View};
