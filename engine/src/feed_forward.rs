@@ -4,12 +4,12 @@
 //! same token in a batch give the same bits.
 
 use tierkeep_kernels::{MatmulJob, ops};
-use tierkeep_plans::catalogue::Projection;
 use tierkeep_plans::spec::{Activation, ArchSpec};
 
 use crate::compute::{Batch, Compute};
 use crate::counters::LayerCounter;
 use crate::error::EngineError;
+use crate::expert_products::{self, Leased, activate};
 use crate::router;
 use crate::shard_io::ShardFiles;
 use crate::store::{Lease, Store};
@@ -116,14 +116,6 @@ fn zero_experts(spec: &ArchSpec, n: usize, work: &mut Workspace) {
     }
 }
 
-/// What stands between gate and up; the result is left in `gate`.
-fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) {
-    match activation {
-        Activation::SwiGlu => ops::silu_multiply(gate, up),
-        Activation::ClampedSwiGlu { alpha, limit } => ops::clamped_swiglu(gate, up, alpha, limit),
-    }
-}
-
 /// `out = down(silu(gate(x)) * up(x))`, or with another activation, for a whole batch.
 fn swiglu(
     compute: Compute<'_>,
@@ -180,7 +172,9 @@ fn one_token(
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
     let spec = experts.spec;
     let router = &spec.router;
-    let Workspace { normed, expert_inner, expert_output, chosen, chosen_weights, block, .. } = work;
+    let Workspace {
+        normed, expert_inner, expert_output, chosen, chosen_weights, block, norm, ..
+    } = work;
     let chosen = &chosen[..router.n_experts_active];
     experts.lists.leases.clear();
     for &expert in chosen.iter().filter(|&&expert| !router.is_zero(expert)) {
@@ -192,29 +186,11 @@ fn one_token(
     if k == 0 {
         return Ok(());
     }
-    let store = &*experts.store;
-    let x = &normed[..hidden];
-    let first = store.matrix(&leases[0], Projection::Gate)?;
-    let mut jobs = [MatmulJob { w: first, x, batch: 1 }; 2 * MAX_ACTIVE];
-    for (pair, lease) in jobs.chunks_exact_mut(2).zip(leases.iter()) {
-        pair[0].w = store.matrix(lease, Projection::Gate)?;
-        pair[1].w = store.matrix(lease, Projection::Up)?;
-    }
+    let leased = Leased { store: experts.store, leases };
     let inner = &mut expert_inner[..2 * k * ff_size];
-    compute.pool.matmul_many(compute.kernels, &jobs[..2 * k], inner);
-    for pair in inner.chunks_exact_mut(2 * ff_size) {
-        let (gate, up) = pair.split_at_mut(ff_size);
-        ops::silu_multiply(gate, up);
-    }
-    let mut jobs = [MatmulJob { w: first, x, batch: 1 }; MAX_ACTIVE];
-    for ((job, lease), pair) in
-        jobs.iter_mut().zip(leases.iter()).zip(inner.chunks_exact(2 * ff_size))
-    {
-        *job =
-            MatmulJob { w: store.matrix(lease, Projection::Down)?, x: &pair[..ff_size], batch: 1 };
-    }
+    expert_products::inner(compute, experts.spec, leased, (&normed[..hidden], 1), inner, norm)?;
     let output = &mut expert_output[..k * hidden];
-    compute.pool.matmul_many(compute.kernels, &jobs[..k], output);
+    expert_products::outputs(compute, experts.spec, leased, (inner, 1), output, norm)?;
     for rank in ascending(chosen).take(k) {
         // Outputs are of those that have weights, in the order of their ranks.
         let at = chosen[..rank].iter().filter(|&&expert| !router.is_zero(expert)).count();
@@ -303,6 +279,7 @@ fn one_expert(
         chosen,
         chosen_weights,
         block,
+        norm,
         ..
     } = work;
     let chosen = &chosen[..n * k];
@@ -315,15 +292,11 @@ fn one_expert(
         m += 1;
     }
     let x = &gathered[..m * hidden];
-    let matrix = |projection| experts.store.matrix(lease, projection);
-    let job = |w| MatmulJob { w, x, batch: m };
-    let jobs = [job(matrix(Projection::Gate)?), job(matrix(Projection::Up)?)];
+    let leased = Leased { store: experts.store, leases: std::slice::from_ref(lease) };
     let inner = &mut expert_inner[..2 * m * ff_size];
-    compute.pool.matmul_many(compute.kernels, &jobs, inner);
-    let (gate, up) = inner.split_at_mut(m * ff_size);
-    ops::silu_multiply(gate, up);
+    expert_products::inner(compute, experts.spec, leased, (x, m), inner, norm)?;
     let output = &mut expert_output[..m * hidden];
-    compute.pool.matmul(compute.kernels, &matrix(Projection::Down)?, gate, m, output);
+    expert_products::outputs(compute, experts.spec, leased, (inner, m), output, norm)?;
     for (at, output) in tokens().zip(output.chunks_exact(hidden)) {
         let token = at / k;
         let block = &mut block[token * hidden..(token + 1) * hidden];

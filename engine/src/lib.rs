@@ -16,6 +16,7 @@ mod counters;
 pub mod disk;
 mod engine;
 mod error;
+mod expert_products;
 mod feed_forward;
 pub mod generate;
 mod kv;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tierkeep_kernels::Matrix;
 use tierkeep_mapping::Arena;
 use tierkeep_plans::budget::{self, Line, Slots};
-use tierkeep_plans::catalogue::{Catalogue, ExpertLayout, PlacedMatrix, Projection};
+use tierkeep_plans::catalogue::{Catalogue, ExpertForm, ExpertLayout, PlacedMatrix, Projection};
 
 use crate::counters::Tier;
 use crate::error::EngineError;
@@ -403,15 +403,15 @@ impl Store {
         lease: &Lease,
         projection: Projection,
     ) -> Result<Matrix<'_>, EngineError> {
-        let layout = self.layout(lease.layer as usize, lease.expert);
-        let (arena, slot) = match lease.place {
-            Place::Slot(slot) => self.layers[lease.layer as usize].arena(slot),
-            Place::Flight(slot) => (&self.flight, slot as usize),
-        };
-        let slab = arena.bytes(slot).ok_or(EngineError::LaneEnded)?;
-        let (rows, cols) = match projection {
-            Projection::Gate | Projection::Up => (self.expert_ff_size, self.hidden_size),
-            Projection::Down => (self.hidden_size, self.expert_ff_size),
+        let (layout, slab) = self.slab(lease)?;
+        let (hidden, ff_size) = (self.hidden_size, self.expert_ff_size);
+        let is_down = projection == Projection::Down;
+        let (rows, cols) = match layout.form {
+            ExpertForm::Separate | ExpertForm::Interleaved if is_down => (hidden, ff_size),
+            ExpertForm::Separate => (ff_size, hidden),
+            ExpertForm::Interleaved => (2 * ff_size, hidden),
+            ExpertForm::InterleavedTransposed if is_down => (ff_size, hidden),
+            ExpertForm::InterleavedTransposed => (hidden, 2 * ff_size),
         };
         let PlacedMatrix { stored, weight_offset, scales_offset, bytes } =
             *layout.matrix(projection);
@@ -424,6 +424,37 @@ impl Store {
             bytes => part(scales_offset, bytes),
         };
         Ok(Matrix::new(element_of(stored), rows, cols, data, scales)?)
+    }
+
+    /// Biases of a leased expert, each a row: of gate and up, `(2 * expert_ff_size)` in the order of the
+    /// matrix, and of down, `(hidden_size)`.
+    pub(crate) fn biases(&self, lease: &Lease) -> Result<Option<[Matrix<'_>; 2]>, EngineError> {
+        let (layout, slab) = self.slab(lease)?;
+        let Some(biases) = layout.biases else { return Ok(None) };
+        let element = element_of(biases.stored);
+        let vector = |offset: u64, cols: usize| {
+            let start = offset as usize;
+            let data = &slab[start..start + element.row_bytes(cols)];
+            Matrix::new(element, 1, cols, data, &[])
+        };
+        let gate_up = vector(biases.gate_up_offset, 2 * self.expert_ff_size)?;
+        Ok(Some([gate_up, vector(biases.down_offset, self.hidden_size)?]))
+    }
+
+    /// How the matrices of a leased expert are told apart.
+    pub(crate) fn form(&self, lease: &Lease) -> ExpertForm {
+        self.layout(lease.layer as usize, lease.expert).form
+    }
+
+    /// A leased expert's layout and bytes.
+    fn slab(&self, lease: &Lease) -> Result<(&ExpertLayout, &[u8]), EngineError> {
+        let layer = lease.layer as usize;
+        let (arena, slot) = match lease.place {
+            Place::Slot(slot) => self.layers[layer].arena(slot),
+            Place::Flight(slot) => (&self.flight, slot as usize),
+        };
+        let slab = arena.bytes(slot).ok_or(EngineError::LaneEnded)?;
+        Ok((self.layout(layer, lease.expert), slab))
     }
 
     /// Whether an expert is pinned.

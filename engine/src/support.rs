@@ -5,14 +5,18 @@
 use tierkeep_plans::catalogue::{Catalogue, ExpertForm};
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec, Family, LatentAttention};
 
-/// Why a model that is planned is not run.
+use crate::weights::element_of;
+
+/// Why a model that is planned is not run, or not converted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this build plans {family} and does not run it yet: {what}; `tierkeep plan` and `tierkeep inspect` work on it, running it needs a newer tierkeep"
+    "this build plans {family} and does not {doing} it yet: {what}; `tierkeep plan` and `tierkeep inspect` work on it, a newer tierkeep is needed to {doing} it"
 )]
 pub struct Unsupported {
     /// Its `model_type`.
     pub family: &'static str,
+    /// `run` or `convert`.
+    pub doing: &'static str,
     /// The first mechanism that is lacking.
     pub what: String,
 }
@@ -34,13 +38,23 @@ pub fn supports(model: &Catalogue) -> Result<(), Unsupported> {
 /// Whether this build knows what to do with every weight of a model, those of multi-token prediction
 /// included, which are carried over into other containers and not run.
 pub(crate) fn supports_whole(model: &Catalogue) -> Result<(), Unsupported> {
-    check(model, model.spec.n_layers + model.n_mtp_layers_present)
+    check(model, model.spec.n_layers + model.n_mtp_layers_present)?;
+    match model.experts.iter().all(|expert| expert.form == ExpertForm::Separate) {
+        true => Ok(()),
+        false => Err(Unsupported {
+            family: model.spec.family.model_type(),
+            doing: "convert",
+            what: "experts with gate and up in one".to_owned(),
+        }),
+    }
 }
 
 fn check(model: &Catalogue, n_layers: usize) -> Result<(), Unsupported> {
     let lacking = mechanism(&model.spec).or_else(|| expert_form(model, n_layers));
     match lacking {
-        Some(what) => Err(Unsupported { family: model.spec.family.model_type(), what }),
+        Some(what) => {
+            Err(Unsupported { family: model.spec.family.model_type(), doing: "run", what })
+        }
         None => Ok(()),
     }
 }
@@ -53,7 +67,6 @@ fn mechanism(spec: &ArchSpec) -> Option<String> {
         AttentionSpec::Grouped(_) => None,
     };
     attention
-        .or_else(|| layers_mechanism(spec))
         .or_else(|| router_mechanism(spec))
         .map(str::to_owned)
         .or_else(|| {
@@ -73,8 +86,9 @@ fn compared(family: Family) -> Option<String> {
         | Family::LongcatFlash
         | Family::Qwen3Moe
         | Family::Glm4Moe
-        | Family::Mixtral => None,
-        Family::DeepseekV2 | Family::GptOss => {
+        | Family::Mixtral
+        | Family::GptOss => None,
+        Family::DeepseekV2 => {
             Some("its output has not been compared with a reference's".to_owned())
         }
     }
@@ -86,10 +100,6 @@ fn latent_mechanism(latent: &LatentAttention) -> Option<&'static str> {
     indexer_without_query.then_some("an indexer without a compressed query")
 }
 
-fn layers_mechanism(spec: &ArchSpec) -> Option<&'static str> {
-    spec.expert_biases.then_some("biases of experts")
-}
-
 fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
     let router = &spec.router;
     if router.n_zero_experts > 0 && router.n_groups > 1 {
@@ -99,18 +109,17 @@ fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
     }
 }
 
-/// An expert form that the forward pass does not compute on in the first `n_layers` layers. Stored types
-/// are no question: the kernels compute on each.
+/// A form and type of experts that the forward pass does not compute on in the first `n_layers` layers. Stored
+/// types by themselves are no question: the kernels compute on each.
 fn expert_form(model: &Catalogue, n_layers: usize) -> Option<String> {
-    let lacking = |form: ExpertForm| match form {
-        ExpertForm::Separate => None,
-        ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => {
-            Some("experts with gate and up in one".to_owned())
-        }
-    };
-    (0..n_layers)
-        .flat_map(|layer| model.layer_experts(layer))
-        .find_map(|expert| lacking(expert.form))
+    (0..n_layers).flat_map(|layer| model.layer_experts(layer)).find_map(|expert| match expert.form {
+        ExpertForm::Separate | ExpertForm::Interleaved => None,
+        // A matrix whose rows are its columns is summed by rows, which no type with scales is ready for.
+        ExpertForm::InterleavedTransposed => expert
+            .bytes_by_type()
+            .find(|(stored, ..)| element_of(*stored).has_scales())
+            .map(|(stored, ..)| format!("transposed experts in {}", stored.name())),
+    })
 }
 
 #[cfg(test)]
@@ -151,6 +160,7 @@ mod tests {
             "qwen3_moe",
             "glm4_moe",
             "mixtral",
+            "gpt_oss",
         ];
         for family in families {
             assert_eq!(supports(&oracle(family)), Ok(()), "{family}");
@@ -161,9 +171,8 @@ mod tests {
     #[test]
     fn each_mechanism_that_is_lacking_is_named() {
         type Case = (&'static str, fn(&mut Catalogue), &'static str);
-        let cases: [Case; 4] = [
+        let cases: [Case; 3] = [
             ("glm_moe_dsa", |m| latent(m).q_lora_rank = 0, "without a compressed query"),
-            ("olmoe", |m| m.spec.expert_biases = true, "biases of experts"),
             (
                 "deepseek_v3",
                 |m| m.spec.router.n_zero_experts = 2,
@@ -191,13 +200,15 @@ mod tests {
     #[test]
     fn families_without_a_comparison_and_forms_without_a_kernel_are_refused() {
         let mut model = oracle("olmoe");
-        model.spec.family = Family::GptOss;
+        model.spec.family = Family::DeepseekV2;
         assert!(supports(&model).unwrap_err().what.contains("has not been compared"));
         let mut model = oracle("olmoe");
-        model.experts[3].form = ExpertForm::Interleaved;
-        let what = supports(&model).unwrap_err().what;
-        assert!(what.contains("gate and up in one"));
-        assert_eq!(supports_whole(&model).unwrap_err().what, what);
+        model.experts[3].form = ExpertForm::InterleavedTransposed;
+        assert_eq!(supports(&model), Ok(()));
+        model.experts[3].down.stored = StoredType::INT8;
+        assert_eq!(supports(&model).unwrap_err().what, "transposed experts in int8");
+        let refused = supports_whole(&oracle("gpt_oss")).unwrap_err().to_string();
+        assert!(refused.contains("does not convert it yet: experts with gate and up"), "{refused}");
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn decode_allocates_nothing_after_warm_up() {
         "glm4_moe",
         "mixtral",
         "longcat_flash",
+        "gpt_oss",
     ];
     for (family, io) in families.iter().flat_map(|family| modes.map(|io| (family, io))) {
         let directory =

@@ -38,6 +38,7 @@ const FAMILIES: [&str; 10] = [
     "qwen3_moe",
     "glm4_moe",
     "mixtral",
+    "gpt_oss",
 ];
 
 fn model(family: &str) -> Catalogue {

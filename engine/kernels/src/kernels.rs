@@ -196,6 +196,23 @@ impl Kernels {
         }
     }
 
+    /// As [`Kernels::accumulate_rows`] for all rows and the columns `columns` alone: a part of the product
+    /// `coefficients * w`, for weights that are stored with rows and columns exchanged.
+    ///
+    /// # Panics
+    ///
+    /// When `columns` is not within the matrix, `coefficients` is not as long as it has rows, `out` is not as
+    /// long as `columns`, or the type has scales, which no such weight has.
+    pub fn accumulate_columns(
+        &self,
+        w: &Matrix<'_>,
+        columns: Range<usize>,
+        coefficients: &[f32],
+        out: &mut [f32],
+    ) {
+        self.accumulate_rows(&w.columns(columns), 0..w.rows(), coefficients, out);
+    }
+
     /// `out[c] = w[row, c] * scale`, that of the row, the group or the block: for rows that are looked up,
     /// such as embeddings.
     ///

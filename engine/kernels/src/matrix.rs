@@ -217,6 +217,24 @@ impl<'a> Matrix<'a> {
         self.row_stride
     }
 
+    /// The columns `columns` of all rows.
+    pub(crate) fn columns(&self, columns: std::ops::Range<usize>) -> Self {
+        assert!(!self.element.has_scales(), "columns of {}", self.element);
+        assert!(
+            columns.start <= columns.end && columns.end <= self.cols,
+            "columns {columns:?} of a matrix of {}",
+            self.cols
+        );
+        let start = self.element.row_bytes(columns.start);
+        let row_bytes = self.element.row_bytes(columns.len());
+        let end = match self.rows {
+            0 => start,
+            rows => start + (rows - 1) * self.row_stride + row_bytes,
+        };
+        let data = if self.rows == 0 { &[][..] } else { &self.data[start..end] };
+        Self { cols: columns.len(), row_bytes, data, ..*self }
+    }
+
     /// The stored bytes of row `row`.
     ///
     /// # Panics
