@@ -27,7 +27,7 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 mod faults;
 use faults::{maps_files, takes_direct_reads};
 
-const FAMILIES: [&str; 10] = [
+const FAMILIES: &[&str] = &[
     "olmoe",
     "glm_moe_dsa",
     "glm_moe_dsa-shared-indexer",
@@ -35,10 +35,12 @@ const FAMILIES: [&str; 10] = [
     "deepseek_v3",
     "deepseek_v3-no-q-lora",
     "longcat_flash",
+    "longcat_flash-fp8",
     "qwen3_moe",
     "glm4_moe",
     "mixtral",
     "gpt_oss",
+    "gpt_oss-mxfp4",
 ];
 
 fn model(family: &str) -> Catalogue {
@@ -140,7 +142,7 @@ fn verify(model: &Catalogue, placing: Placing, with_layers: bool) -> CaseReport 
 
 #[test]
 fn every_family_equals_the_reference() {
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let model = model(family);
         let report = verify(&model, PLAIN, true);
         println!("{family}: {report:?}");
@@ -198,7 +200,7 @@ fn a_run_equals_the_reference_with_its_cache() {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles/cached_greedy.json");
     let cached: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let expected: Vec<u32> = serde_json::from_value(cached["greedy"][family].clone()).unwrap();
         assert_eq!(expected.len(), 24);
         let model = model(family);
@@ -260,7 +262,7 @@ fn placement_changes_no_bit() {
         Placing { streaming: Streaming::AllLayersAndHead, threads: 2, batch: 5, ..MAPPED },
     ];
     let supported = tierkeep_kernels::Isa::supported();
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let model = model(family);
         let expected = all_logits(&model, PLAIN);
         assert_eq!(expected.len(), 64 * model.spec.vocab_size);
@@ -290,7 +292,7 @@ fn small_budget(model: &Catalogue) -> Bytes {
 
 #[test]
 fn bytes_bound_are_bytes_planned() {
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let model = model(family);
         for slots in [None, Some(0), Some(1), Some(7)] {
             for (threads, batch) in [(1, 1), (2, 40)] {
@@ -336,7 +338,7 @@ fn bytes_bound_are_bytes_planned() {
 /// The comparison above is worth something only if it fails when the plan misses a tensor.
 #[test]
 fn a_tensor_dropped_from_the_catalogue_is_noticed() {
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let whole = model(family);
         for at in 0..whole.tensors.len() {
             let mut dropped = whole.clone();
@@ -473,7 +475,7 @@ fn the_example_speaks_as_the_reference() {
 /// read are those of the misses.
 #[test]
 fn a_batch_reads_each_expert_of_its_union_once() {
-    for family in FAMILIES {
+    for &family in FAMILIES {
         let model = model(family);
         let prompt = read_oracle(&model.directory).unwrap().remove(0).prompt;
         let expert = model.experts[0].read_bytes();
