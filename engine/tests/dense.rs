@@ -147,7 +147,7 @@ fn a_tied_head_is_streamed_and_its_rows_are_read() {
 /// what is read is what the plan says of a token.
 #[test]
 fn each_streamed_unit_is_read_once_for_a_batch() {
-    for family in ["olmoe", "glm_moe_dsa-shared-indexer"] {
+    for family in ["olmoe", "glm_moe_dsa-shared-indexer", "longcat_flash"] {
         let model = Catalogue::open(&oracle(family)).unwrap();
         let plan = streamed(&model, true);
         let sums = ModelBytes::of(&model, plan.engine.io);
