@@ -128,7 +128,7 @@ impl Files {
     }
 
     fn template(template: &str) -> Self {
-        let config = json!({"chat_template": template, "bos_token": "<|bos|>",
+        let config = json!({"chat_template": template, "bos_token": "<|bos|>", "add_bos_token": true,
             "eos_token": {"content": "<|eos|>", "special": true}, "pad_token": null});
         Self::new(&byte_level()).write("tokenizer_config.json", &config.to_string())
     }
