@@ -112,13 +112,15 @@ fn router_mechanism(spec: &ArchSpec) -> Option<&'static str> {
 /// A form and type of experts that the forward pass does not compute on in the first `n_layers` layers. Stored
 /// types by themselves are no question: the kernels compute on each.
 fn expert_form(model: &Catalogue, n_layers: usize) -> Option<String> {
-    (0..n_layers).flat_map(|layer| model.layer_experts(layer)).find_map(|expert| match expert.form {
-        ExpertForm::Separate | ExpertForm::Interleaved => None,
-        // A matrix whose rows are its columns is summed by rows, which no type with scales is ready for.
-        ExpertForm::InterleavedTransposed => expert
-            .bytes_by_type()
-            .find(|(stored, ..)| element_of(*stored).has_scales())
-            .map(|(stored, ..)| format!("transposed experts in {}", stored.name())),
+    (0..n_layers).flat_map(|layer| model.layer_experts(layer)).find_map(|expert| {
+        match expert.form {
+            ExpertForm::Separate | ExpertForm::Interleaved => None,
+            // A matrix whose rows are its columns is summed by rows, which no type with scales is ready for.
+            ExpertForm::InterleavedTransposed => expert
+                .bytes_by_type()
+                .find(|(stored, ..)| element_of(*stored).has_scales())
+                .map(|(stored, ..)| format!("transposed experts in {}", stored.name())),
+        }
     })
 }
 

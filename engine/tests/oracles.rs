@@ -294,7 +294,7 @@ fn small_budget(model: &Catalogue) -> Bytes {
 fn bytes_bound_are_bytes_planned() {
     for &family in FAMILIES {
         let model = model(family);
-        for slots in [None, Some(0), Some(1), Some(7)] {
+        for slots in [None, Some(0), Some(1), Some(5)] {
             for (threads, batch) in [(1, 1), (2, 40)] {
                 let pins = slots.map_or(3, |s| s.min(2));
                 assert_bound_as_planned(
@@ -322,14 +322,18 @@ fn bytes_bound_are_bytes_planned() {
                 }
             }
         }
-        // A budget that does not hold everything reads embedding rows from disk.
+        // A budget that does not hold everything reads embedding rows from disk. In half of the experts of the
+        // smallest model smaller batches make room for all of them.
         let small = Options {
             ram: Some(SizeRequest::Absolute(small_budget(&model))),
             context: Some(64),
             ..Options::default()
         };
         let plan = planner::plan(&model, &Facts::default(), &small, None).unwrap();
-        assert!(plan.ledger.bytes(Line::IoBuffers) > Bytes(0), "{family}: {:?}", plan.ledger);
+        let holds_all = plan.ledger.bytes(Line::ExpertsInFlight) == Bytes(0);
+        assert!(!holds_all || family == "gpt_oss-mxfp4", "{family}: {:?}", plan.ledger);
+        let reads_rows = plan.ledger.bytes(Line::IoBuffers) > Bytes(0);
+        assert_eq!(reads_rows, !holds_all, "{family}: {:?}", plan.ledger);
         assert_bound_as_planned(&model, &plan);
         assert!(plan.ledger.total() <= plan.request.budget_bytes);
     }
