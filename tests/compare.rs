@@ -94,6 +94,9 @@ fn limits_give_a_verdict_and_token_files_need_no_tokenizer() {
     }
 }
 
+/// Two models, options; exit code, what the message says.
+type Refused<'a> = (&'a Path, &'a Path, &'a [&'a str], i32, &'a [&'a str]);
+
 #[test]
 fn what_cannot_be_compared_is_refused_by_name() {
     let folder = TempDir::new().unwrap();
@@ -107,7 +110,7 @@ fn what_cannot_be_compared_is_refused_by_name() {
     let renamed = tokenizer.replacen("<|endoftext|>", "<|endofteXt|>", usize::MAX);
     assert_ne!(renamed, tokenizer);
     fs::write(other.join("tokenizer.json"), renamed).unwrap();
-    let cases: [(&Path, &Path, &[&str], i32, &[&str]); 9] = [
+    let cases: [Refused<'_>; 9] = [
         (&olmoe, &nano, &["--ids", "t.ids"], 1, &["not one model", "attention", "more"]),
         (&nano, &other, &["--text", "t.txt"], 1, &["tokenizer: token 0", "<|endofteXt|>"]),
         (&nano, &nano, &["--text", "empty.txt"], 2, &["the text is empty"]),
