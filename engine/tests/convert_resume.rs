@@ -12,7 +12,7 @@ use std::path::Path;
 use support::*;
 use tempfile::TempDir;
 use tierkeep_engine::convert::{
-    ConvertError, ConvertOptions, ConvertReport, Execution, checksums, convert, forecast,
+    Bits, ConvertError, ConvertOptions, ConvertReport, Execution, checksums, convert, forecast,
     open_consumed,
 };
 use tierkeep_plans::catalogue::{Catalogue, CatalogueError};
@@ -143,6 +143,22 @@ fn a_damaged_weight_leaves_what_is_finished_and_no_half_file() {
 }
 
 #[test]
+fn what_is_not_finite_becomes_no_bf16_either() {
+    let sixteen = ConvertOptions { mtp: Bits::Sixteen.into(), ..options(FOUR, EIGHT) };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut tensors = glm_tensors("F32");
+        let last = tensors.last_mut().unwrap();
+        last.values[3 * last.shape[1] + 1] = bad;
+        *last = SourceTensor::from_values(&last.name, &last.shape, "F32", last.values.clone());
+        let damaged = model(&tensors);
+        let out = TempDir::new().unwrap();
+        let error = run(damaged.path(), out.path(), &sixteen).unwrap_err().to_string();
+        let place = "model.layers.2.eh_proj.weight row 3 column 1 holds";
+        assert!(error.starts_with(place), "{error}");
+    }
+}
+
+#[test]
 fn checksums_find_a_changed_byte_and_a_missing_file() {
     let source = model(&glm_tensors("BF16"));
     let out = TempDir::new().unwrap();
@@ -219,6 +235,13 @@ fn what_must_not_be_deleted_is_refused() {
     let out = TempDir::new().unwrap();
     #[cfg(unix)]
     {
+        // A folder that is not there yet has no real path of its own; what it will be in has.
+        let link = out.path().join("link");
+        std::os::unix::fs::symlink(source.path(), &link).unwrap();
+        for inside in ["new", "new/deeper"] {
+            let error = refused(source.path(), &link.join(inside));
+            assert!(error.contains("inside the model"), "{error}");
+        }
         let links = TempDir::new().unwrap();
         for entry in fs::read_dir(source.path()).unwrap() {
             let entry = entry.unwrap();

@@ -65,7 +65,6 @@ pub(super) fn check(
         Err(ConvertError::CannotConsume { path: path.to_owned(), why })
     };
     let directory = &catalogue.directory;
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if real(out).starts_with(real(directory)) {
         return refused(out, "it lies inside the model that would be deleted");
     }
@@ -96,6 +95,16 @@ pub(super) fn check(
         return refused(directory, "nothing can be deleted in it");
     }
     Ok(())
+}
+
+/// A path without links, of a folder too that is not there yet.
+fn real(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let there = absolute.ancestors().find_map(|ancestor| {
+        let rest = absolute.strip_prefix(ancestor).ok()?;
+        Some(ancestor.canonicalize().ok()?.join(rest))
+    });
+    there.unwrap_or(absolute)
 }
 
 #[cfg(unix)]

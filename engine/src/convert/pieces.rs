@@ -172,6 +172,10 @@ impl<'a> Maker<'a> {
                     made.errors.add(error);
                 }
                 None => {
+                    if let Some(col) = self.row.iter().position(|x| !x.is_finite()) {
+                        let col = col as u64;
+                        return Err(ConvertError::NotFinite { weight: weight(), row, col });
+                    }
                     if let Some(col) = rows::push_bf16(&self.row, &mut made.weights) {
                         let col = col as u64;
                         return Err(ConvertError::TooLargeForBf16 { weight: weight(), row, col });
