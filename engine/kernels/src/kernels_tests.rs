@@ -428,6 +428,56 @@ fn what_stands_for_the_same_values_gives_the_same_bits() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    /// A part of the columns gives, in every instruction set, what those columns of the whole product are:
+    /// the part begins anywhere in a row, which is no multiple of a register.
+    #[test]
+    fn columns_are_those_of_the_whole_product(
+        element in select(ElementType::all().filter(|e| !e.has_scales()).collect::<Vec<_>>()),
+        rows in 0_usize..20,
+        cols in lengths(),
+        offset in 0_usize..5,
+        noise in vec(any::<u8>(), 997),
+        xs in vec(extreme(), 1009),
+        ends in any::<[prop::sample::Index; 2]>(),
+    ) {
+        let sample = Sample::part(element, 0, (rows, cols), offset, &noise, false);
+        let w = sample.matrix();
+        let ends = ends.map(|end| end.index(cols + 1));
+        let columns = ends[0].min(ends[1])..ends[0].max(ends[1]);
+        let coefficients = &xs[..rows];
+        let start: Vec<f32> = xs.iter().rev().copied().cycle().take(columns.len()).collect();
+        let mut expected = start.clone();
+        for (row, coefficient) in coefficients.iter().enumerate() {
+            for (out, value) in expected.iter_mut().zip(&sample.row(row)[columns.clone()]) {
+                *out += coefficient * value;
+            }
+        }
+        for isa in Isa::supported() {
+            let kernels = Kernels::new(isa).unwrap();
+            let mut out = start.clone();
+            kernels.accumulate_columns(&w, columns.clone(), coefficients, &mut out);
+            assert_same(&out, &expected, &format!("{isa} {element} {rows} x {cols}, {columns:?}"));
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "columns of")]
+fn columns_of_a_type_with_scales_are_refused() {
+    let w = Matrix::new(ElementType::INT8, 1, 4, &[0; 4], &[0; 4]).unwrap();
+    Kernels::new(Isa::Scalar).unwrap().accumulate_columns(&w, 1..3, &[1.0], &mut [0.0; 2]);
+}
+
+#[test]
+#[should_panic(expected = "columns 3..5 of a matrix of 4")]
+fn columns_beyond_the_matrix_are_refused() {
+    let w = Matrix::new(ElementType::F32, 1, 4, &[0; 16], &[]).unwrap();
+    Kernels::new(Isa::Scalar).unwrap().accumulate_columns(&w, 3..5, &[1.0], &mut [0.0; 2]);
+}
+
 #[test]
 fn strided_rows_give_what_gathered_rows_give() {
     let noise: Vec<u8> =

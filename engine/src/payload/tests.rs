@@ -198,6 +198,56 @@ fn odd_values_are_named_with_their_tensors() {
     assert_eq!(odd.n_zero_scales, 0);
 }
 
+/// A shard of tensors with all their bytes.
+fn shard_of(dir: &TempDir, name: &str, tensors: &[(&str, &str, &[u8])]) -> PayloadFile {
+    let mut header = serde_json::Map::new();
+    let mut data: Vec<u8> = Vec::new();
+    for (tensor, dtype, bytes) in tensors {
+        let start = data.len();
+        data.extend(*bytes);
+        header.insert(
+            (*tensor).to_owned(),
+            json!({"dtype": dtype, "shape": [1, bytes.len()], "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    let path = dir.path().join(name);
+    fs::write(&path, &bytes).unwrap();
+    PayloadFile { header: Some(read_header(&path).unwrap()), path, bytes: bytes.len() as u64 }
+}
+
+/// Scales of MXFP4 are plain bytes: those beside elements are exponents, wherever the elements lie, and
+/// 255 is none. In e4m3 two codes are no numbers, in e8m0 one.
+#[test]
+fn codes_that_are_no_numbers_are_found_in_every_narrow_type() {
+    let dir = tempfile::tempdir().unwrap();
+    let codes: &[u8] = &[0x00, 0xff, 0x7e, 0x7f, 0xfe, 0xff];
+    let files = [
+        shard_of(
+            &dir,
+            "model-00001-of-00002.safetensors",
+            &[
+                ("e4m3", "F8_E4M3", codes),
+                ("e8m0", "F8_E8M0", codes),
+                ("gate_up_proj_scales", "U8", codes),
+                ("packed", "U8", codes),
+                ("wide_scales", "U8", codes),
+            ],
+        ),
+        shard_of(
+            &dir,
+            "model-00002-of-00002.safetensors",
+            &[("gate_up_proj_blocks", "U8", codes), ("other_blocks", "U8", codes)],
+        ),
+    ];
+    let odd = read(&files, &FileSource::new(&files)).odd_values;
+    let named: Vec<(&str, u64)> =
+        odd.not_finite.iter().map(|fault| (fault.tensor.as_str(), fault.count)).collect();
+    assert_eq!(named, [("e4m3", 3), ("e8m0", 2), ("gate_up_proj_scales", 2)]);
+    assert_eq!((odd.n_not_finite, odd.n_all_zero, odd.n_zero_scales), (3, 0, 0));
+}
+
 /// A download that stopped after its file was laid out at full length.
 #[cfg(target_os = "linux")]
 #[test]

@@ -1,6 +1,7 @@
 //! Values that no trained weight has: not a number, infinite, a whole matrix of zeros, a scale of
 //! zero. Looked at while the bytes are in memory anyway; a finding, never a refusal.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -10,6 +11,10 @@ use super::PayloadFile;
 
 /// Endings of names that hold the scales of another tensor.
 const SCALE_ENDINGS: [&str; 2] = [".qs", "_scale_inv"];
+/// Ending of the exponents of MXFP4, bytes like any others but for the tensor beside them.
+const EXPONENTS_ENDING: &str = "_scales";
+/// Ending of the elements that such exponents are of.
+const BLOCKS_ENDING: &str = "_blocks";
 /// Tensors of each kind that are named; the rest are counted.
 const NAMED_CAP: usize = 20;
 
@@ -61,14 +66,25 @@ struct Looked {
     dtype: DType,
     is_matrix: bool,
     is_scales: bool,
+    /// Whether its bytes are powers of two, of which all ones is not a number.
+    is_exponents: bool,
     seen: Seen,
 }
 
 impl Looked {
-    fn all_of(header: &ShardHeader) -> Vec<Self> {
+    /// Tensors of a file; `blocks` are the names of the model's MXFP4 elements, without their ending.
+    fn all_of(header: &ShardHeader, blocks: &HashSet<&str>) -> Vec<Self> {
+        let is_exponents = |tensor: &RawTensor<'_>| match tensor.dtype {
+            DType::U8 => tensor
+                .name
+                .strip_suffix(EXPONENTS_ENDING)
+                .is_some_and(|weight| blocks.contains(weight)),
+            other => other == DType::F8E8M0,
+        };
         header
             .tensors()
             .map(|tensor| Self {
+                is_exponents: is_exponents(&tensor),
                 start: header.data_start.saturating_add(tensor.start),
                 end: header.data_start.saturating_add(tensor.end),
                 dtype: tensor.dtype,
@@ -95,7 +111,12 @@ impl Looked {
         let width = self.dtype.bits().map_or(1, |bits| bits.div_ceil(8));
         let skip = ((width - (from - self.start) % width) % width) as usize;
         let whole = part.get(skip..).unwrap_or_default();
-        self.seen.not_finite.fetch_add(not_finite(self.dtype, whole), Relaxed);
+        let not_finite = if self.is_exponents {
+            whole.iter().filter(|byte| **byte == 0xff).count() as u64
+        } else {
+            not_finite(self.dtype, whole)
+        };
+        self.seen.not_finite.fetch_add(not_finite, Relaxed);
         if self.is_scales {
             self.seen.zeros.fetch_add(zeros(self.dtype, whole), Relaxed);
         }
@@ -115,8 +136,13 @@ pub(super) fn overlapping(
 
 impl Values {
     pub(super) fn new(files: &[PayloadFile]) -> Self {
-        let all_of =
-            |file: &PayloadFile| file.header.as_ref().map_or_else(Vec::new, Looked::all_of);
+        // Exponents may lie in another file than their elements.
+        let names = files.iter().flat_map(|file| &file.header).flat_map(ShardHeader::tensors);
+        let blocks = names.filter_map(|tensor| tensor.name.strip_suffix(BLOCKS_ENDING)).collect();
+        let all_of = |file: &PayloadFile| match &file.header {
+            Some(header) => Looked::all_of(header, &blocks),
+            None => Vec::new(),
+        };
         Self(files.iter().map(all_of).collect())
     }
 
@@ -186,8 +212,8 @@ fn not_finite(dtype: DType, bytes: &[u8]) -> u64 {
             let words = bytes.as_chunks::<8>().0;
             words.iter().filter(|word| u64::from_le_bytes(**word) & mask == mask).count()
         }
-        // Whole numbers are always numbers. An E8M0 exponent of all ones is not one, but packed
-        // containers keep those as U8, of which nobody can tell.
+        // Whole numbers are always numbers. Powers of two are told apart before, for they are
+        // mostly kept as U8.
         DType::Bool
         | DType::U8
         | DType::I8
