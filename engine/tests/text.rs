@@ -226,7 +226,7 @@ fn a_template_refuses_and_fails_by_line() {
         ("\n\n{{ raise_exception('roles must alternate') }}", "line 3: roles must alternate"),
         ("a\n{% if %}", "line 2: syntax error"),
         ("{{ messages[0].content.no_such_method() }}", "line 1: unknown method"),
-        ("{{ strftime_now('%Y') }}", "line 1: unknown function"),
+        ("{{ no_such_function('%Y') }}", "line 1: unknown function"),
     ];
     for (template, expect) in cases {
         let files = Files::template(template);

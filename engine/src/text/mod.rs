@@ -5,8 +5,10 @@
 //! Stop tokens are the catalogue's.
 
 pub mod check;
+mod date;
 mod stream;
 mod template;
+mod to_json;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{ErrorKind, Read};

@@ -1,20 +1,22 @@
 //! The chat template: Jinja as the Hugging Face client runs it. Owns where a template is found and
 //! what it may call; tokens are `Text`'s.
 //!
-//! `strftime_now` is left undefined on purpose: templates that can do without the date test for it
-//! and then write a fixed one, so that the same conversation gives the same tokens every day.
+//! `strftime_now` is left undefined where a template asks whether it is defined: such a template can do
+//! without the date and then writes a fixed one, so that the same conversation gives the same tokens every
+//! day. A template that takes it for granted (gpt-oss) gets the date.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use serde::Serialize;
 use serde_json::Value as Json;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use tierkeep_plans::catalogue::open_file;
 
+use super::date::formatted;
+use super::to_json::to_json;
 use super::{Message, TextError};
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -22,6 +24,9 @@ const TEMPLATE: &str = "chat_template.jinja";
 /// Variables that templates are given where the config sets them.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// The date and time in a format of `strftime`.
+const DATE_FUNCTION: &str = "strftime_now";
 
 /// A template and the variables that it is given.
 pub(super) struct ChatTemplate {
@@ -70,7 +75,12 @@ impl ChatTemplate {
         // whether they are defined.
         variables.insert("tools", Value::from(()));
         variables.insert("documents", Value::from(()));
-        environment()
+        let mut environment = environment();
+        if !asks_for(&self.source, DATE_FUNCTION) {
+            let now = SystemTime::now();
+            environment.add_function(DATE_FUNCTION, move |format: String| formatted(&format, now));
+        }
+        environment
             .template_from_named_str("chat_template", &self.source)
             .and_then(|template| template.render(&variables))
             .map_err(|error| TextError::Template {
@@ -91,6 +101,14 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", raise_exception);
     environment.add_filter("tojson", to_json);
     environment
+}
+
+/// Whether a template tests if it is given `name`, as in `name is defined`.
+fn asks_for(source: &str, name: &str) -> bool {
+    source.match_indices(name).any(|(at, _)| {
+        let mut words = source[at + name.len()..].split_whitespace();
+        words.next() == Some("is")
+    })
 }
 
 fn raise_exception(message: String) -> Result<String, Error> {
@@ -157,69 +175,22 @@ fn without_training_marks(source: &str) -> String {
     out
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`, which is what the client
-/// gives templates; Jinja's own filter would escape `<` and `>`.
-#[expect(clippy::needless_pass_by_value, reason = "filters own their keyword arguments")]
-fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => options.get::<Option<usize>>("indent")?,
-    };
-    // Only ASCII escapes and key order differ by these; neither occurs in what we pass.
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _ = options.get::<Option<Value>>(ignored);
-    }
-    options.assert_all_used()?;
-    let text = match indent {
-        Some(width) => {
-            let spaces = vec![b' '; width];
-            dump(value, PrettyFormatter::with_indent(&spaces))
-        }
-        None => dump(value, PythonFormatter),
-    };
-    text.map(Value::from)
-}
-
-fn dump(value: &Value, formatter: impl Formatter) -> Result<String, Error> {
-    let failed = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
-    let mut bytes = Vec::new();
-    value
-        .serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
-        .map_err(|e| failed(e.to_string()))?;
-    String::from_utf8(bytes).map_err(|e| failed(e.to_string()))
-}
-
-/// `", "` between elements and `": "` after keys.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_for_a_name_is_told_from_its_use() {
+        for (source, expect) in [
+            ("{% if strftime_now is defined %}", true),
+            ("{% if strftime_now\n is not defined %}", true),
+            ("{{ strftime_now('%Y') }} is a year", false),
+            ("{{ strftime_now", false),
+            ("", false),
+        ] {
+            assert_eq!(asks_for(source, DATE_FUNCTION), expect, "{source}");
+        }
+    }
 
     #[test]
     fn training_marks_become_blocks_that_are_always_taken() {
@@ -232,11 +203,5 @@ mod tests {
         ] {
             assert_eq!(without_training_marks(source), expect);
         }
-    }
-
-    #[test]
-    fn json_is_written_as_python_writes_it() {
-        let value = Value::from_serialize(serde_json::json!({"a": [1, "<é>"], "b": {}}));
-        assert_eq!(dump(&value, PythonFormatter).unwrap(), r#"{"a": [1, "<é>"], "b": {}}"#);
     }
 }
