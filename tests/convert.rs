@@ -92,6 +92,52 @@ fn killed_at_ten_moments_and_started_again_it_writes_the_same_bytes() {
 }
 
 #[test]
+fn a_finished_conversion_is_no_error_and_another_one_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = copy_of(OLMOE, folder);
+    let convert = |more: &[&str]| {
+        tierkeep(folder, &[&["convert", "model", "out"][..], &SMALL, more].concat())
+    };
+    assert_eq!(convert(&[]).code, 0);
+    let out = folder.join("out");
+    let whole = files(&out);
+    let again = convert(&[]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.out.contains("holds this conversion already, finished"), "{again:?}");
+    let json = convert(&["--json"]).json();
+    assert_eq!((&json["was_finished"], &json["quality"]["experts"]), (&true.into(), &"4".into()));
+    // Killed after config.json has its name and before the journal is gone.
+    fs::write(out.join("tierkeep-convert.partial"), "").unwrap();
+    assert_eq!(convert(&[]).code, 0);
+    assert!(files(&out) == whole);
+    for other in [&["--dense", "4"][..], &["--restart"]] {
+        let ran = convert(other);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains("is not empty"), "{ran:?}");
+    }
+    // A source that was written to since is another one.
+    let shard = model.join("model-00001-of-00004.safetensors");
+    let later = std::time::SystemTime::now() + Duration::from_secs(60);
+    fs::File::options().write(true).open(shard).unwrap().set_modified(later).unwrap();
+    assert_eq!(convert(&[]).code, 2);
+    assert!(files(&out) == whole);
+}
+
+#[test]
+fn a_consumed_source_and_a_finished_output_are_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    copy_of(OLMOE, folder);
+    let args = [&["convert", "model", "out", "--consume"][..], &SMALL].concat();
+    for _ in 0..2 {
+        let ran = tierkeep(folder, &args);
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    assert_eq!(tierkeep(folder, &args[..3]).code, 1);
+}
+
+#[test]
 fn an_interrupt_leaves_what_can_go_on_and_says_how() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

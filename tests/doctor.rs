@@ -15,6 +15,7 @@ use std::path::Path;
 
 use binary::{NANO, OLMOE, Ran, command, copy_of, root};
 use serde_json::Value;
+use tierkeep_plans::catalogue::header::{DType, read_header};
 
 /// Runs `doctor` in `folder` without measuring.
 fn doctor(folder: &Path, args: &[&str]) -> Ran {
@@ -162,6 +163,36 @@ fn deep_reads_every_byte_and_looks_at_every_value() {
     // A damaged model is read as far as it is there.
     fs::remove_file(model.join("model-00001-of-00004.safetensors")).unwrap();
     expect(folder, &["--deep"], 1, "model.read", "ok", &["3 files"]);
+}
+
+/// One byte of a narrow type makes its weight, or a run of 32 of them, no number.
+#[test]
+fn deep_finds_codes_that_are_no_numbers_in_fp8_and_mxfp4() {
+    for (family, ending, dtype) in [
+        ("glm_moe_dsa-fp8", "o_proj.weight", DType::F8E4M3),
+        ("gpt_oss-mxfp4", "gate_up_proj_scales", DType::U8),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let model = copy_of(&format!("tests/oracles/{family}"), folder);
+        let report = expect(folder, &["--deep"], 0, "model.values", "ok", &["all finite"]);
+        assert_eq!(check(&report, "model.read")["status"], "ok", "{family}");
+        let mut shards = fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path());
+        let (shard, name, at) = shards
+            .find_map(|path| {
+                let header = read_header(&path).ok()?;
+                let mut tensors = header.tensors();
+                let tensor = tensors.find(|t| t.name.ends_with(ending) && t.dtype == dtype)?;
+                let at = header.data_start + tensor.start;
+                Some((path, tensor.name.to_owned(), at as usize))
+            })
+            .unwrap();
+        let mut bytes = fs::read(&shard).unwrap();
+        bytes[at] = 0xff;
+        fs::write(&shard, bytes).unwrap();
+        let parts = ["1 tensor with values that are not finite", &name];
+        expect(folder, &["--deep"], 0, "model.values", "warn", &parts);
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -16,15 +16,20 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 use super::{Context, model, shared};
 use crate::args::ConvertArgs;
 use crate::exit::Outcome;
-use crate::render::{self, Bar, DryRun, PlanAfter};
+use crate::render::{self, Bar, Cost, DryRun, PlanAfter};
 
 pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
     let options = options(args)?;
     let directory = model::folder_for(&args.model, "convert", context)?;
-    let model = open(&directory, &args.out, context)?;
+    let model = match open(&directory, &args.out, context) {
+        Err(_) if args.consume && !args.dry_run && convert::is_finished(&args.out, &options) => {
+            return all_is_done(args, context);
+        }
+        other => other?,
+    };
     let forecast = convert::forecast(&model, &args.out, &options)?;
     if args.dry_run {
-        return dry_run(args, &forecast, context);
+        return dry_run(args, (&forecast, Cost::of(&options)), context);
     }
     let needed = if args.consume { forecast.peak_consuming } else { forecast.bytes_out };
     check_room(&args.out, needed, args.consume)?;
@@ -49,6 +54,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
         consume: args.consume,
         restart: args.restart,
     };
+    let cost = Cost::of(&options);
     let started = Instant::now();
     let heeding = context.heeding();
     let bar = Bar::bytes("converting");
@@ -87,12 +93,28 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
     if context.json {
         let mut json = serde_json::to_value(&report)?;
         if let Some(object) = json.as_object_mut() {
+            object.insert("quality".to_owned(), Cost::json(cost.as_ref()));
             object.insert("schema_version".to_owned(), 2.into());
             object.insert("seconds".to_owned(), elapsed.as_secs_f64().into());
         }
         render::json(&json)?;
     } else {
-        render::data(&render::conversion(&args.out, &report, elapsed, context.style))?;
+        render::data(&render::conversion(
+            (&args.out, &report, cost.as_ref()),
+            elapsed,
+            context.style,
+        ))?;
+    }
+    Ok(Outcome::Fine)
+}
+
+/// The source is consumed and the output is whole: the same command was given again, or the one that did
+/// the work was killed at its very end.
+fn all_is_done(args: &ConvertArgs, context: &Context) -> Result<Outcome> {
+    if context.json {
+        render::json(&serde_json::json!({ "schema_version": 2, "was_finished": true }))?;
+    } else {
+        render::data(&render::was_finished(&args.out))?;
     }
     Ok(Outcome::Fine)
 }
@@ -153,7 +175,11 @@ fn written(out: &Path) -> Bytes {
     paths.filter_map(|path| Some(Bytes(std::fs::metadata(path).ok()?.len()))).sum()
 }
 
-fn dry_run(args: &ConvertArgs, forecast: &Forecast, context: &Context) -> Result<Outcome> {
+fn dry_run(
+    args: &ConvertArgs,
+    (forecast, cost): (&Forecast, Option<Cost>),
+    context: &Context,
+) -> Result<Outcome> {
     let target = shared::existing_ancestor(&args.out).unwrap_or_default();
     let after = match &forecast.catalogue {
         Err(error) => PlanAfter::Unreadable(error.to_string()),
@@ -170,6 +196,7 @@ fn dry_run(args: &ConvertArgs, forecast: &Forecast, context: &Context) -> Result
     let view = DryRun {
         out: &args.out,
         forecast,
+        cost,
         free: free_bytes(&args.out),
         consumes: args.consume,
         after: &after,

@@ -10,15 +10,17 @@ use tierkeep_plans::plan::Plan;
 use tierkeep_plans::units::Bytes;
 
 use super::download::duration;
-use super::{Style, count, files, plan_in_brief, table};
+use super::{Cost, Style, count, files, plan_in_brief, table};
 
 /// Bytes and error by class.
 pub(crate) fn conversion(
-    out: &Path,
-    report: &ConvertReport,
+    (out, report, cost): (&Path, &ConvertReport, Option<&Cost>),
     elapsed: Duration,
     style: Style,
 ) -> String {
+    if report.was_finished {
+        return was_finished(out);
+    }
     let mut rows = table::table(
         style,
         &["class", "weights", "in", "out", "mean row error", "worst row error"],
@@ -59,8 +61,18 @@ pub(crate) fn conversion(
     if !report.consumed.is_empty() {
         wrote += &format!("; {} of the source are deleted", files(report.consumed.len()));
     }
+    let cost = cost.map_or_else(String::new, |cost| style.paragraph("cost: ", &cost.text()));
     let next = format!("next: tierkeep doctor {out}\n");
-    format!("{}\n{}{next}", table::text(&rows), style.paragraph("", &wrote))
+    format!("{}\n{}{cost}{next}", table::text(&rows), style.paragraph("", &wrote))
+}
+
+/// What is said where nothing is left to do.
+pub(crate) fn was_finished(out: &Path) -> String {
+    let out = out.display();
+    format!(
+        "{out} holds this conversion already, finished; nothing was read or written\n\
+         next: tierkeep doctor {out} --deep\n"
+    )
 }
 
 /// How the output would run on this machine.
@@ -91,6 +103,8 @@ pub(crate) struct DryRun<'a> {
     pub(crate) out: &'a Path,
     /// Its bytes.
     pub(crate) forecast: &'a Forecast,
+    /// What it costs in quality.
+    pub(crate) cost: Option<Cost>,
     /// Free bytes of the disk.
     pub(crate) free: Option<Bytes>,
     /// Whether the source goes while it is converted.
@@ -163,6 +177,9 @@ impl DryRun<'_> {
         let mut text = format!("{}\n{}", table::text(&rows), style.paragraph("", &would));
         text += &style.paragraph("disk: ", &peak);
         text += &style.paragraph("time: ", &time);
+        if let Some(cost) = &self.cost {
+            text += &style.paragraph("cost: ", &cost.text());
+        }
         if self.forecast.unrecognised_bytes > Bytes(0) {
             let left = format!("{} that no table knows", self.forecast.unrecognised_bytes);
             text += &style.paragraph("left out: ", &left);
@@ -204,6 +221,7 @@ impl DryRun<'_> {
             "needed_bytes": self.needed(),
             "free_bytes": self.free,
             "estimated_seconds": self.seconds(),
+            "quality": Cost::json(self.cost.as_ref()),
             "plan": plan,
             "not_planned_because": why,
             "not_run_because": self.lacking.as_ref().map(ToString::to_string),

@@ -8,6 +8,7 @@ mod answer;
 mod bar;
 mod compared;
 mod conversion;
+mod conversion_cost;
 mod demo;
 mod doctor;
 mod download;
@@ -40,7 +41,8 @@ use serde::Serialize;
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
 pub(crate) use compared::{differences, staleness};
-pub(crate) use conversion::{DryRun, PlanAfter, conversion};
+pub(crate) use conversion::{DryRun, PlanAfter, conversion, was_finished};
+pub(crate) use conversion_cost::Cost;
 pub(crate) use demo::{demo_close, demo_machine, demo_prompt, demo_run, demo_title};
 pub(crate) use doctor::DoctorReport;
 pub(crate) use download::{

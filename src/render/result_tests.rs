@@ -10,7 +10,9 @@ use tierkeep_doctor::{
     FilesystemKind, HugePagePool, NumaNode,
 };
 use tierkeep_engine::AccessCounts;
-use tierkeep_engine::convert::{ClassReport, ConvertReport, Forecast, TensorClass};
+use tierkeep_engine::convert::{
+    Bits, Choices, ClassReport, ConvertOptions, ConvertReport, Forecast, TensorClass,
+};
 use tierkeep_engine::generate::Ended;
 use tierkeep_engine::report::{
     Comparison, ExpertsReport, Figure, FootprintReport, LayerReport, LineReport, LoadReport,
@@ -18,8 +20,8 @@ use tierkeep_engine::report::{
 };
 use tierkeep_engine::verify::{CaseReport, OracleCase};
 use tierkeep_plans::budget::Line;
-use tierkeep_plans::catalogue::CatalogueError;
 use tierkeep_plans::catalogue::StopTokens;
+use tierkeep_plans::catalogue::{CatalogueError, PackedBits};
 use tierkeep_plans::checks::{self, Check};
 use tierkeep_plans::plan::Range;
 use tierkeep_plans::planner::{self, Options};
@@ -27,7 +29,7 @@ use tierkeep_plans::units::{Bytes, SizeRequest};
 
 use super::testing::{machine, nano, snapshot, workstation};
 use super::{
-    DoctorReport, DryRun, PlanAfter, Verified, causes, conversion, demo_close, demo_machine,
+    Cost, DoctorReport, DryRun, PlanAfter, Verified, causes, conversion, demo_close, demo_machine,
     demo_run, demo_title, error_text, plan_in_brief, run_report, verification, warning_text,
 };
 use crate::commands::demo::DemoRun;
@@ -409,6 +411,7 @@ fn a_conversion() {
         mean_relative_error: error,
     };
     let report = ConvertReport {
+        was_finished: false,
         files: (0..78).map(|at| PathBuf::from(format!("{at}"))).collect(),
         files_of_earlier: 0,
         consumed: Vec::new(),
@@ -428,13 +431,20 @@ fn a_conversion() {
         "/srv/models/converted/zai-org/GLM-5.2-FP8/int4-groups-of-64-scales-of-16-bits-mtp-at-8-bits/checked",
     );
     let elapsed = std::time::Duration::from_secs(742);
-    snapshot("convert", |style| conversion(Path::new("/models/glm-int4"), &report, elapsed, style));
+    let cost = Cost::of(&ConvertOptions {
+        experts: Choices::from(Bits::Packed(PackedBits::Four)),
+        ..ConvertOptions::default()
+    });
+    let cost = cost.as_ref();
+    snapshot("convert", |style| {
+        conversion((Path::new("/models/glm-int4"), &report, cost), elapsed, style)
+    });
     let resumed = ConvertReport {
         files_of_earlier: 41,
         consumed: vec![PathBuf::from("a"), PathBuf::from("b")],
         ..report.clone()
     };
-    snapshot("convert-long-path", |style| conversion(long, &resumed, elapsed, style));
+    snapshot("convert-long-path", |style| conversion((long, &resumed, None), elapsed, style));
     let forecast = Forecast {
         classes: report.classes,
         bytes_in: report.bytes_in,
@@ -448,7 +458,8 @@ fn a_conversion() {
     let unreadable = PlanAfter::Unreadable("no header".to_owned());
     snapshot("convert-dry-run", |style| {
         let view = |out, free, consumes, after| {
-            DryRun { out, forecast: &forecast, free, consumes, after, lacking: None }.text(style)
+            let forecast = &forecast;
+            DryRun { out, forecast, cost: None, free, consumes, after, lacking: None }.text(style)
         };
         view(Path::new("/models/glm-int4"), Some(Bytes(400_000_000_000)), false, &refused)
             + &view(long, Some(Bytes(8_000_000_000)), true, &refused)

@@ -9,6 +9,7 @@ use crate::{
     ElementType, Matrix,
     arch::{self, ACCUMULATE_ROWS, ElementKernels, MAX_TILE, Table},
     convert::{f32_to_bf16, f32_to_f16},
+    scale::ScaleSearch,
 };
 
 /// Weight bytes that stay in the first-level cache while several groups of columns pass over them.
@@ -229,6 +230,37 @@ impl Kernels {
                 *value *= scale;
             }
         }
+    }
+
+    /// The first element of a row that is infinite or not a number.
+    #[must_use]
+    pub fn not_finite(&self, row: &[f32]) -> Option<usize> {
+        (self.table.scales.not_finite)(row)
+    }
+
+    /// The first of the elements that are furthest from zero; 0 of none.
+    #[must_use]
+    pub fn extreme(&self, group: &[f32]) -> f32 {
+        (self.table.scales.extreme)(group)
+    }
+
+    /// The scale with the least error of those that are tried, for a group of which
+    /// [`Kernels::extreme`] gave `extreme`; the first of equals. `None` where neither a scale and its
+    /// reciprocal nor its error are finite.
+    #[must_use]
+    pub fn search_scale(&self, how: &ScaleSearch<'_>, group: &[f32], extreme: f32) -> Option<f32> {
+        (self.table.scales.search)(how, group, extreme)
+    }
+
+    /// `out[i] = clamp(round(group[i] / scale), -largest - 1, largest)`, ties to even, `largest` being 127 at
+    /// most. Returns the sums of `(x - scale * q)^2` and of `x^2`.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is not as long as `group`.
+    pub fn round_group(&self, group: &[f32], scale: f32, largest: f32, out: &mut [i8]) -> [f64; 2] {
+        assert_eq!(out.len(), group.len(), "integers against elements");
+        (self.table.scales.round)(group, scale, largest, out)
     }
 
     /// Stores `x` in a float type, to nearest, ties to even: for rows of a cache.

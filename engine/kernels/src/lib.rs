@@ -34,9 +34,11 @@ mod kernels;
 mod matrix;
 pub mod ops;
 mod pool;
+mod scale;
 pub mod trial;
 
 pub use element::{BlockScale, ElementType, Group, Packed, PackedBits, ScaleType};
 pub use kernels::{Isa, IsaError, Kernels};
 pub use matrix::{Matrix, MatrixError};
 pub use pool::{MatmulJob, Pool, pin_current_thread};
+pub use scale::ScaleSearch;

@@ -21,16 +21,16 @@ const CHECK: &str = "model.checksums";
 pub(super) struct Manifest {
     version: u32,
     /// Fingerprint of the weights that were published.
-    source: String,
+    pub(super) source: String,
     /// As arguments of the command line.
-    options: String,
-    files: Vec<Listed>,
+    pub(super) options: String,
+    pub(super) files: Vec<Listed>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Listed {
-    name: String,
-    bytes: u64,
+pub(super) struct Listed {
+    pub(super) name: String,
+    pub(super) bytes: u64,
     blake3: String,
 }
 
@@ -61,7 +61,8 @@ pub fn checksummed_bytes(directory: &Path) -> Bytes {
     }
 }
 
-fn read(directory: &Path) -> Option<Result<Manifest, String>> {
+/// The manifest of a folder, if there is one; what is wrong with it.
+pub(super) fn read(directory: &Path) -> Option<Result<Manifest, String>> {
     let text = std::fs::read(directory.join(MANIFEST)).ok()?;
     let manifest: Result<Manifest, _> = serde_json::from_slice(&text);
     Some(match manifest {

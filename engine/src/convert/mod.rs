@@ -12,6 +12,7 @@ mod disk;
 mod error;
 #[cfg(test)]
 mod fault_tests;
+mod finished;
 mod forecast;
 mod journal;
 mod layout;
@@ -38,6 +39,7 @@ use tierkeep_plans::units::Bytes;
 pub use self::consume::open_consumed;
 use self::disk::{OutputDisk, SystemOutput};
 pub use self::error::ConvertError;
+pub use self::finished::is_finished;
 pub use self::forecast::{Forecast, forecast};
 use self::journal::{Begun, Finished};
 use self::layout::OutputPlan;
@@ -108,7 +110,7 @@ fn published_fingerprint(catalogue: &Catalogue) -> String {
 /// Writes the model of `catalogue` to the folder `out`.
 ///
 /// `out` is made if need be. It must be empty or hold an earlier try of the same conversion, which then
-/// goes on after the last file that it finished. config.json gets its name last, so what is unfinished
+/// goes on after the last file that it finished; if all is finished, nothing is left to do. config.json gets its name last, so what is unfinished
 /// is not a model.
 ///
 /// # Errors
@@ -132,6 +134,10 @@ fn convert_on(
     progress: Progress<'_>,
 ) -> Result<ConvertReport, ConvertError> {
     let (plan, published) = plan(catalogue, options, Some(out))?;
+    if !execution.restart && finished::is_done(catalogue, out, options, (&plan, &published)) {
+        finished::tidy_up(out);
+        return Ok(ConvertReport::of_finished(catalogue, out, &plan));
+    }
     let begun = Begun::of(catalogue, options, &plan, &published);
     if execution.consume {
         let consumed = journal::peek(out).map_or_else(Vec::new, |(_, consumed)| consumed);
@@ -166,6 +172,7 @@ fn convert_on(
     let consumed = consumed.iter().map(|name| catalogue.directory.join(name)).collect();
     let classes = work.tally.classes(&plan);
     let report = ConvertReport {
+        was_finished: false,
         files: plan.shards.iter().map(|shard| out.join(&shard.file_name)).collect(),
         files_of_earlier: work.n_earlier,
         consumed,

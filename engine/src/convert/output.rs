@@ -24,7 +24,7 @@ pub(super) const MARKER: &str = "tierkeep-convert.partial";
 pub(super) const HEADERS: &str = "tierkeep-convert.headers.partial";
 const PARTIAL: &str = ".partial";
 const INDEX: &str = "model.safetensors.index.json";
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 /// Copied where the source has them.
 const OPTIONAL_FILES: [&str; 5] = [
     "generation_config.json",

@@ -151,10 +151,12 @@ impl<'a> Maker<'a> {
         let matrix = rows::matrix(job, (first, rows), &self.buffer, &self.scales)?;
         let cols = job.cols as usize;
         self.row.resize(cols, 0.0);
-        let mut quantiser = job.target.packed().map(|target| RowQuantiser::new(target, cols));
+        let kernels = self.kernels;
+        let packed = job.target.packed();
+        let mut quantiser = packed.map(|target| RowQuantiser::new(kernels, target, cols));
         for index in 0..rows {
             let row = first + index;
-            self.kernels.decode_row(&matrix, index as usize, &mut self.row);
+            kernels.decode_row(&matrix, index as usize, &mut self.row);
             let weight = || job.name.clone();
             match &mut quantiser {
                 Some(quantiser) => {

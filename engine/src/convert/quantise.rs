@@ -2,9 +2,10 @@
 //! scale a group gets is `scale`'s. Knows no files.
 
 use half::f16;
+use tierkeep_kernels::Kernels;
 use tierkeep_plans::catalogue::{Packed, PackedBits, ScaleType};
 
-use super::scale::{ScaleMethod, TooLarge, largest, nearest, scale_of};
+use super::scale::{ScaleMethod, TooLarge, largest, scale_of};
 
 /// Why a row cannot be quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,8 @@ pub(super) enum RowFault {
 }
 
 /// Quantises rows of one weight.
-pub(super) struct RowQuantiser {
+pub(super) struct RowQuantiser<'a> {
+    kernels: &'a Kernels,
     target: Packed,
     method: ScaleMethod,
     /// Elements that share a scale.
@@ -27,11 +29,11 @@ pub(super) struct RowQuantiser {
     quantised: Vec<i8>,
 }
 
-impl RowQuantiser {
-    pub(super) fn new(target: Packed, cols: usize) -> Self {
+impl<'a> RowQuantiser<'a> {
+    pub(super) fn new(kernels: &'a Kernels, target: Packed, cols: usize) -> Self {
         let group = target.group.cols().map_or(cols, |group| group as usize).max(1);
         let method = ScaleMethod::of(target);
-        Self { target, method, group, quantised: vec![0; cols] }
+        Self { kernels, target, method, group, quantised: vec![0; cols] }
     }
 
     /// Appends one packed row to `packed` and its scales to `scales`. Returns `|x - scale * q| / |x|`,
@@ -47,53 +49,23 @@ impl RowQuantiser {
         packed: &mut Vec<u8>,
         scales: &mut Vec<u8>,
     ) -> Result<Option<f64>, RowFault> {
-        if let Some(col) = row.iter().position(|x| !x.is_finite()) {
+        if let Some(col) = self.kernels.not_finite(row) {
             return Err(RowFault::NotFinite { col });
         }
         let Packed { bits, scale: stored, .. } = self.target;
         let (mut error, mut total) = (0.0_f64, 0.0_f64);
         let groups = row.chunks(self.group).zip(self.quantised.chunks_mut(self.group));
         for (group, quantised) in groups {
-            let scale = scale_of(self.method, bits, stored, group)
+            let scale = scale_of(self.kernels, self.method, (bits, stored), group)
                 .map_err(|TooLarge| RowFault::ScaleTooLarge)?;
             push_scale(stored, scale, scales);
-            let [of_group, size] = quantise(group, scale, largest(bits), quantised);
+            let [of_group, size] = self.kernels.round_group(group, scale, largest(bits), quantised);
             error += of_group;
             total += size;
         }
         pack(bits, &self.quantised, packed);
         Ok((total > 0.0).then(|| (error / total).sqrt()))
     }
-}
-
-/// Lanes that the sums of errors run in.
-const LANES: usize = 8;
-
-/// The integers of a group by its scale. Returns the sums of the squared errors and of the squares.
-fn quantise(group: &[f32], scale: f32, largest: f32, quantised: &mut [i8]) -> [f64; 2] {
-    let one = |x: f32, q: &mut i8| -> [f64; 2] {
-        let rounded = nearest(x / scale, -largest - 1.0, largest);
-        *q = rounded as i8;
-        let exact = f64::from(x);
-        let difference = exact - f64::from(scale * rounded);
-        [difference * difference, exact * exact]
-    };
-    let mut sums = [[0.0_f64; LANES]; 2];
-    let (blocks, rest) = group.as_chunks::<LANES>();
-    let (blocks_out, rest_out) = quantised.as_chunks_mut::<LANES>();
-    for (block, out) in blocks.iter().zip(blocks_out) {
-        for lane in 0..LANES {
-            let [error, size] = one(block[lane], &mut out[lane]);
-            sums[0][lane] += error;
-            sums[1][lane] += size;
-        }
-    }
-    for ((x, q), lane) in rest.iter().zip(rest_out).zip(0..LANES) {
-        let [error, size] = one(*x, q);
-        sums[0][lane] += error;
-        sums[1][lane] += size;
-    }
-    sums.map(|lanes| lanes.iter().sum())
 }
 
 /// Stores a scale that its type holds.
@@ -108,20 +80,38 @@ fn push_scale(stored: ScaleType, scale: f32, scales: &mut Vec<u8>) {
 fn pack(bits: PackedBits, quantised: &[i8], packed: &mut Vec<u8>) {
     match bits {
         PackedBits::Eight => packed.extend(quantised.iter().map(|q| *q as u8)),
-        PackedBits::Four => packed.extend(quantised.chunks(2).map(|pair| {
-            let nibble = |q: i8| (q + 8) as u8;
-            nibble(pair[0]) | pair.get(1).map_or(0, |q| nibble(*q) << 4)
-        })),
-        PackedBits::Two => packed.extend(quantised.chunks(4).map(|four| {
-            let bits = four.iter().zip([0, 2, 4, 6]).map(|(q, shift)| ((q + 2) as u8) << shift);
-            bits.fold(0, |byte, bits| byte | bits)
-        })),
+        PackedBits::Four => {
+            let (pairs, rest) = quantised.as_chunks::<2>();
+            packed.extend(pairs.iter().map(|pair| nibbles(*pair)));
+            packed.extend(rest.iter().map(|q| nibbles([*q, -8])));
+        }
+        PackedBits::Two => {
+            let (fours, rest) = quantised.as_chunks::<4>();
+            packed.extend(fours.iter().map(|four| crumbs(*four)));
+            if !rest.is_empty() {
+                packed.push(crumbs(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(-2))));
+            }
+        }
     }
+}
+
+/// Two integers of 4 bits in a byte, each 8 above itself, which is its lowest bits with the sign turned; the
+/// first in the low bits.
+fn nibbles(pair: [i8; 2]) -> u8 {
+    let both = u16::from_le_bytes(pair.map(i8::cast_unsigned)) ^ 0x0808;
+    ((both & 0x0f) | ((both >> 4) & 0xf0)) as u8
+}
+
+/// Four integers of 2 bits in a byte, each 2 above itself.
+fn crumbs(four: [i8; 4]) -> u8 {
+    let all = u32::from_le_bytes(four.map(i8::cast_unsigned)) ^ 0x0202_0202;
+    ((all & 3) | ((all >> 6) & 0x0c) | ((all >> 12) & 0x30) | ((all >> 18) & 0xc0)) as u8
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tierkeep_kernels::Isa;
     use tierkeep_plans::catalogue::Group;
 
     const INT8: Packed = Packed::plain(PackedBits::Eight);
@@ -133,7 +123,8 @@ mod tests {
 
     fn quantise(target: Packed, row: &[f32]) -> Result<Outcome, RowFault> {
         let (mut packed, mut scales) = (Vec::new(), Vec::new());
-        let mut quantiser = RowQuantiser::new(target, row.len());
+        let kernels = Kernels::new(Isa::best()).unwrap();
+        let mut quantiser = RowQuantiser::new(&kernels, target, row.len());
         let error = quantiser.push(row, &mut packed, &mut scales)?;
         Ok((packed, scales, error))
     }

@@ -1,9 +1,10 @@
 //! Where a conversion stands and what it did: progress, sums of rounding errors, bytes by class.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tierkeep_plans::catalogue::Catalogue;
 use tierkeep_plans::catalogue::container::ContainerClass;
 use tierkeep_plans::units::Bytes;
 
@@ -112,6 +113,8 @@ pub struct ClassReport {
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ConvertReport {
+    /// The output was there, whole, and nothing was read or written.
+    pub was_finished: bool,
     /// Weight files written.
     pub files: Vec<PathBuf>,
     /// Of these, files that an earlier try of the same conversion had finished.
@@ -132,6 +135,26 @@ pub struct ConvertReport {
     pub header_bytes: Bytes,
     /// Source bytes that were left out because no table knows their names.
     pub unrecognised_bytes: Bytes,
+}
+
+impl ConvertReport {
+    /// Of an output that was there, whole. Errors are those of weights that are read, so there are none.
+    pub(super) fn of_finished(catalogue: &Catalogue, out: &Path, plan: &OutputPlan) -> Self {
+        let classes = class_bytes(plan);
+        Self {
+            was_finished: true,
+            files: plan.shards.iter().map(|shard| out.join(&shard.file_name)).collect(),
+            files_of_earlier: plan.shards.len(),
+            consumed: Vec::new(),
+            copied: Vec::new(),
+            bytes_in: classes.iter().map(|class| class.bytes_in).sum(),
+            bytes_out: plan.file_bytes(),
+            padding_bytes: plan.padding_bytes(),
+            header_bytes: plan.header_bytes(),
+            classes,
+            unrecognised_bytes: catalogue.unrecognised_bytes,
+        }
+    }
 }
 
 /// Running error sums of one class. Those of a file are kept in the journal, so that a conversion that

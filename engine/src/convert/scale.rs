@@ -1,7 +1,8 @@
-//! Which scale a group of weights gets. Owns the two rules and what they cost; pure, and the same on
-//! every machine: sums have one order, products are never fused.
+//! Which scale a group of weights gets. Owns the two rules and what is tried; the arithmetic is the
+//! kernels', and gives the same on every machine.
 
 use half::f16;
+use tierkeep_kernels::{Kernels, ScaleSearch};
 use tierkeep_plans::catalogue::{Group, Packed, PackedBits, ScaleType};
 
 /// How a scale is found.
@@ -35,15 +36,15 @@ pub(super) struct TooLarge;
 /// The scale of a group by a method, rounded to its type. 1 where no scale of the type holds anything:
 /// for zeros, and for what is as good as zeros.
 pub(super) fn scale_of(
+    kernels: &Kernels,
     method: ScaleMethod,
-    bits: PackedBits,
-    stored: ScaleType,
+    (bits, stored): (PackedBits, ScaleType),
     group: &[f32],
 ) -> Result<f32, TooLarge> {
-    let extreme = extreme(group);
+    let extreme = kernels.extreme(group);
     match method {
         ScaleMethod::Absmax => absmax(bits, stored, extreme),
-        ScaleMethod::Search => match searched(bits, stored, group, extreme) {
+        ScaleMethod::Search => match kernels.search_scale(&search(bits, stored), group, extreme) {
             Some(scale) => Ok(scale),
             None => absmax(bits, stored, extreme),
         },
@@ -65,12 +66,6 @@ pub(super) fn largest(bits: PackedBits) -> f32 {
         PackedBits::Four => 7.0,
         PackedBits::Two => 1.0,
     }
-}
-
-/// The first of the elements that are furthest from zero.
-fn extreme(group: &[f32]) -> f32 {
-    let further = |far: f32, x: &f32| if x.abs() > far.abs() { *x } else { far };
-    group.iter().fold(0.0, further)
 }
 
 /// A scale as its type holds it.
@@ -96,131 +91,39 @@ fn divisors(bits: PackedBits) -> &'static [f32] {
     }
 }
 
-/// How often the best scale is bettered by least squares: with the integers that it gives, the scale
-/// that fits them best, and the integers of that. More rounds gain less than 0.1 % of the error.
-const ROUNDS: usize = 2;
-
-/// The scale with the least error of what is tried; `None` where none of it is finite.
-fn searched(bits: PackedBits, stored: ScaleType, group: &[f32], extreme: f32) -> Option<f32> {
-    let mut search =
-        Search { fit: Fit::new(bits), stored, group, least: f32::INFINITY, best: None };
-    for divisor in divisors(bits) {
-        search.consider(-extreme / divisor);
-    }
-    for _ in 0..ROUNDS {
-        let Some(inverse) = search.best.map(|scale| 1.0 / scale) else { break };
-        let next = search.fit.least_squares(group, inverse);
-        if !search.consider(next) {
-            break;
-        }
-    }
-    search.best
-}
-
-struct Search<'a> {
-    fit: Fit,
-    stored: ScaleType,
-    group: &'a [f32],
-    least: f32,
-    best: Option<f32>,
-}
-
-impl Search<'_> {
-    /// Takes a scale if it is better than all before it; the first of equals stays.
-    fn consider(&mut self, scale: f32) -> bool {
-        let scale = rounded(self.stored, scale);
-        let inverse = 1.0 / scale;
-        if !scale.is_finite() || !inverse.is_finite() {
-            return false;
-        }
-        let error = self.fit.error(self.group, scale, inverse);
-        let is_better = error < self.least;
-        if is_better {
-            (self.least, self.best) = (error, Some(scale));
-        }
-        is_better
-    }
-}
-
-/// Sums run in so many lanes, which the compiler makes vectors of.
-const LANES: usize = 16;
-
-/// How well a scale fits a group.
-struct Fit {
-    low: f32,
-    high: f32,
-    is_weighted: bool,
-}
-
-impl Fit {
-    /// Of 4 bits every element counts alike: the squared error. Of 2 bits it counts by its size, since
-    /// then what matters is that the large ones keep theirs (measured: docs/numerics.md).
-    fn new(bits: PackedBits) -> Self {
-        let high = largest(bits);
-        let is_weighted = match bits {
+/// Of 4 bits every element counts alike: the squared error. Of 2 bits it counts by its size, since then
+/// what matters is that the large ones keep theirs (measured: docs/numerics.md). More rounds than two gain
+/// less than 0.1 % of the error.
+fn search(bits: PackedBits, stored: ScaleType) -> ScaleSearch<'static> {
+    ScaleSearch {
+        largest: largest(bits),
+        divisors: divisors(bits),
+        rounds: 2,
+        is_weighted: match bits {
             PackedBits::Two => true,
             PackedBits::Four | PackedBits::Eight => false,
-        };
-        Self { low: -high - 1.0, high, is_weighted }
+        },
+        is_f16: match stored {
+            ScaleType::F16 => true,
+            ScaleType::F32 => false,
+        },
     }
-
-    /// `sum of w * (x - scale * q)^2`, `w` being 1 or `|x|`.
-    fn error(&self, group: &[f32], scale: f32, inverse: f32) -> f32 {
-        let (low, high) = (self.low, self.high);
-        let difference = |x: f32| x - nearest(x * inverse, low, high) * scale;
-        if self.is_weighted {
-            lane_sums(group, |x| [difference(x) * difference(x) * x.abs()])[0]
-        } else {
-            lane_sums(group, |x| [difference(x) * difference(x)])[0]
-        }
-    }
-
-    /// The scale that fits the integers of another scale best: `sum of w q x / sum of w q q`.
-    fn least_squares(&self, group: &[f32], inverse: f32) -> f32 {
-        let (low, high) = (self.low, self.high);
-        let q = |x: f32| nearest(x * inverse, low, high);
-        let [qx, qq] = if self.is_weighted {
-            lane_sums(group, |x| [q(x) * x * x.abs(), q(x) * q(x) * x.abs()])
-        } else {
-            lane_sums(group, |x| [q(x) * x, q(x) * q(x)])
-        };
-        qx / qq
-    }
-}
-
-/// The nearest integer, ties to even, of a number that is clamped first, which is the same. Adding and
-/// taking off 1.5 * 2^23 rounds numbers below 2^22 as the processor rounds sums, and is a vector operation
-/// everywhere.
-pub(super) fn nearest(x: f32, low: f32, high: f32) -> f32 {
-    const SHIFT: f32 = 12_582_912.0;
-    let x = if x > high { high } else { x };
-    let x = if x < low { low } else { x };
-    (x + SHIFT) - SHIFT
-}
-
-/// Sums over a group in lanes, which are added up from the first to the last.
-fn lane_sums<const N: usize>(group: &[f32], of: impl Fn(f32) -> [f32; N]) -> [f32; N] {
-    let mut sums = [[0.0_f32; LANES]; N];
-    let (blocks, rest) = group.as_chunks::<LANES>();
-    for block in blocks {
-        for lane in 0..LANES {
-            let terms = of(block[lane]);
-            for (sum, term) in sums.iter_mut().zip(terms) {
-                sum[lane] += term;
-            }
-        }
-    }
-    for (lane, x) in rest.iter().enumerate() {
-        for (sum, term) in sums.iter_mut().zip(of(*x)) {
-            sum[lane] += term;
-        }
-    }
-    sums.map(|lanes| lanes.iter().sum())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tierkeep_kernels::Isa;
+
+    /// By absmax or by a search, on the fastest instruction set there is.
+    fn scale_of(
+        method: ScaleMethod,
+        bits: PackedBits,
+        stored: ScaleType,
+        group: &[f32],
+    ) -> Result<f32, TooLarge> {
+        super::scale_of(&Kernels::new(Isa::best()).unwrap(), method, (bits, stored), group)
+    }
 
     /// Numbers that look drawn, from a generator of 32 bits; roughly normal as sums of four.
     fn drawn(n: usize, seed: u32) -> Vec<f32> {
@@ -239,16 +142,6 @@ mod tests {
             (f64::from(*x) - f64::from(q) * f64::from(scale)).powi(2)
         };
         group.iter().map(one).sum()
-    }
-
-    #[test]
-    fn rounding_by_a_shift_is_rounding_to_even() {
-        for i in -2000_i16..=2000 {
-            let x = f32::from(i) / 8.0;
-            let expected = x.round_ties_even().clamp(-128.0, 127.0);
-            assert_eq!(nearest(x, -128.0, 127.0), expected, "{x}");
-        }
-        assert_eq!([nearest(1e38, -8.0, 7.0), nearest(-1e38, -8.0, 7.0)], [7.0, -8.0]);
     }
 
     #[test]
@@ -271,7 +164,7 @@ mod tests {
                 let of = |method| scale_of(method, bits, ScaleType::F16, &group).unwrap();
                 by_absmax += error_of(bits, &group, of(ScaleMethod::Absmax));
                 by_search += error_of(bits, &group, of(ScaleMethod::Search));
-                let top = extreme(&group) / largest(bits);
+                let top = Kernels::new(Isa::Scalar).unwrap().extreme(&group) / largest(bits);
                 let grid = (-150..=150).filter(|i| i % 150 != 0 && *i != 0);
                 let errors = grid.map(|i| error_of(bits, &group, top * i as f32 / 100.0));
                 by_grid += errors.fold(f64::INFINITY, f64::min);

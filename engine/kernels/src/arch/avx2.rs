@@ -13,6 +13,7 @@ use super::{
     scalar::{ByE8m0, ByRow},
     simd::{element_kernels, fp8_kernels, packed_kernels},
 };
+use crate::scale::{Lanes, scale_kernels};
 
 type Vector = __m256;
 const WIDTH: usize = 8;
@@ -33,7 +34,82 @@ static TABLE: Table = Table {
     int2: packed_kernels!(int2),
     fp8: fp8_kernels!(fp8),
     mxfp4: mxfp4::kernels::<ByE8m0>(),
+    scales: scales::KERNELS,
 };
+
+scale_kernels!("avx2,f16c");
+
+/// The lanes that scales are searched in.
+#[derive(Clone, Copy)]
+struct Sixteen([Vector; 2]);
+
+impl Lanes for Sixteen {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm256_set1_ps(x); 2]) }
+    }
+    #[inline(always)]
+    fn load(from: &[f32; 16]) -> Self {
+        // SAFETY: callers have the features; the reference is to 64 readable bytes.
+        unsafe { Self([_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))]) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([_mm256_add_ps(self.0[0], other.0[0]), _mm256_add_ps(self.0[1], other.0[1])])
+        }
+    }
+    #[inline(always)]
+    fn subtract(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([_mm256_sub_ps(self.0[0], other.0[0]), _mm256_sub_ps(self.0[1], other.0[1])])
+        }
+    }
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([_mm256_mul_ps(self.0[0], other.0[0]), _mm256_mul_ps(self.0[1], other.0[1])])
+        }
+    }
+    #[inline(always)]
+    fn lower(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([_mm256_min_ps(self.0[0], other.0[0]), _mm256_min_ps(self.0[1], other.0[1])])
+        }
+    }
+    #[inline(always)]
+    fn higher(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([_mm256_max_ps(self.0[0], other.0[0]), _mm256_max_ps(self.0[1], other.0[1])])
+        }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe {
+            Self([
+                _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0[0]),
+                _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0[1]),
+            ])
+        }
+    }
+    #[inline(always)]
+    fn store(self) -> [f32; 16] {
+        let mut to = [0.0; 16];
+        // SAFETY: callers have the features; `to` is 64 writable bytes.
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), self.0[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), self.0[1]);
+        }
+        to
+    }
+}
 
 element_kernels!(f32, "avx2,f16c", F32, 128, decode_f32, tall: 2, wide: 1 x 3);
 element_kernels!(f16, "avx2,f16c", F16, 64, decode_f16, tall: 2, wide: 1 x 3);

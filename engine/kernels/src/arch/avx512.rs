@@ -13,6 +13,7 @@ use super::{
     scalar::{ByE8m0, ByRow},
     simd::{element_kernels, fp8_kernels, packed_kernels},
 };
+use crate::scale::{Lanes, scale_kernels};
 
 type Vector = __m512;
 const WIDTH: usize = 16;
@@ -37,7 +38,66 @@ static TABLE: Table = Table {
     int2: packed_kernels!(int2),
     fp8: fp8_kernels!(fp8),
     mxfp4: mxfp4::kernels::<ByE8m0>(),
+    scales: scales::KERNELS,
 };
+
+scale_kernels!("avx512f,avx512bw,avx512dq,avx512vl");
+
+/// The lanes that scales are searched in.
+#[derive(Clone, Copy)]
+struct Sixteen([Vector; 1]);
+
+impl Lanes for Sixteen {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_set1_ps(x); 1]) }
+    }
+    #[inline(always)]
+    fn load(from: &[f32; 16]) -> Self {
+        // SAFETY: callers have the features; the reference is to 64 readable bytes.
+        unsafe { Self([_mm512_loadu_ps(from.as_ptr())]) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_add_ps(self.0[0], other.0[0])]) }
+    }
+    #[inline(always)]
+    fn subtract(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_sub_ps(self.0[0], other.0[0])]) }
+    }
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_mul_ps(self.0[0], other.0[0])]) }
+    }
+    #[inline(always)]
+    fn lower(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_min_ps(self.0[0], other.0[0])]) }
+    }
+    #[inline(always)]
+    fn higher(self, other: Self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_max_ps(self.0[0], other.0[0])]) }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        // SAFETY: callers have the features.
+        unsafe { Self([_mm512_abs_ps(self.0[0])]) }
+    }
+    #[inline(always)]
+    fn store(self) -> [f32; 16] {
+        let mut to = [0.0; 16];
+        // SAFETY: callers have the features; `to` is 64 writable bytes.
+        unsafe {
+            _mm512_storeu_ps(to.as_mut_ptr(), self.0[0]);
+        }
+        to
+    }
+}
 
 element_kernels!(f32, "avx512f,avx512bw,avx512dq,avx512vl", F32, 128, decode_f32, tall: 4, wide: 2 x 4);
 element_kernels!(f16, "avx512f,avx512bw,avx512dq,avx512vl", F16, 64, decode_f16, tall: 4, wide: 2 x 4);

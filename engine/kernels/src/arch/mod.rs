@@ -8,6 +8,7 @@ use crate::{
     Isa,
     element::{BlockScale, ElementType, Group, PackedBits, ScaleType},
     matrix::Rows,
+    scale::ScaleKernels,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -79,6 +80,7 @@ pub(crate) struct Table {
     pub(crate) int2: PackedKernels,
     pub(crate) fp8: Fp8Kernels,
     pub(crate) mxfp4: ElementKernels,
+    pub(crate) scales: ScaleKernels,
 }
 
 impl Table {

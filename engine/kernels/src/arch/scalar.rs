@@ -402,4 +402,5 @@ pub(super) static TABLE: Table = Table {
         by_bf16: kernels::<Fp8, ByBf16>(),
     },
     mxfp4: kernels::<MxFp4, ByE8m0>(),
+    scales: crate::scale::KERNELS,
 };
