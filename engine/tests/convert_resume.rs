@@ -290,10 +290,13 @@ fn folders_that_hold_something_else_are_refused() {
     };
     // Its own source.
     assert!(refused(source.path()).contains("is not empty (it holds config.json)"));
-    // A finished conversion.
+    // A finished conversion of other choices; of the same there is nothing left to do.
     let out = TempDir::new().unwrap();
-    run(source.path(), out.path(), &options).unwrap();
+    run(source.path(), out.path(), &small_files()).unwrap();
     assert!(refused(out.path()).contains("is not empty"));
+    let before = fs::read_dir(out.path()).unwrap().count();
+    run(source.path(), out.path(), &small_files()).unwrap();
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), before);
     // An interrupted one beside a user's file.
     let out = TempDir::new().unwrap();
     fs::write(out.path().join("tierkeep-convert.partial"), "").unwrap();

@@ -243,6 +243,10 @@ fn search_by<L: Lanes, const WEIGHTED: bool>(
     }
     // Where one round betters nothing, the next tries the same again: no branch is worth its cost here.
     for _ in 0..how.rounds {
+        // Nothing fits what no scale of the type reaches.
+        if !best.scale.is_finite() {
+            return None;
+        }
         let next = least_squares::<L, WEIGHTED>(how.largest, group, 1.0 / best.scale);
         best.consider::<L, WEIGHTED, 1>(how.largest, group, [candidate(how, next)]);
     }

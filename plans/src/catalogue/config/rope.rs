@@ -18,7 +18,7 @@ impl Config<'_> {
     pub(super) fn partial_rotary_factor(&self, default: f64) -> Result<f64, ConfigError> {
         let field = "partial_rotary_factor";
         let outer = self.float_or(field, default)?;
-        let factor = match nested(self) {
+        let factor = match nested(self)? {
             Some(nested) => nested.float_or(field, outer)?,
             None => outer,
         };
@@ -47,18 +47,25 @@ impl Config<'_> {
             });
         }
         let outer = self.float_or("rope_theta", default_theta)?;
-        let Some(nested) = nested(self) else {
+        let Some(nested) = nested(self)? else {
             let spec = RopeSpec { theta: outer, dim, pairing, scaling: RopeScaling::None };
             return Ok(Rope { spec, score_factor: 1.0 });
         };
         let theta = nested.float_or("rope_theta", outer)?;
-        let kind = ["rope_type", "type"].iter().find_map(|field| nested.get(field)?.as_str());
-        let (scaling, score_factor) = match kind {
-            None | Some("default") => (RopeScaling::None, 1.0),
-            Some("yarn") => self.yarn(&nested)?,
-            Some(other) => {
+        let kind = ["rope_type", "type"].iter().find_map(|field| nested.get(field));
+        let (scaling, score_factor) = match kind.map(|kind| kind.as_str().ok_or(kind)) {
+            None | Some(Ok("default")) => (RopeScaling::None, 1.0),
+            Some(Ok("yarn")) => self.yarn(&nested)?,
+            Some(Ok(other)) => {
                 self.note("rope_type", other);
                 (RopeScaling::None, 1.0)
+            }
+            Some(Err(other)) => {
+                return Err(ConfigError::Invalid {
+                    field: "rope_type",
+                    found: other.to_string(),
+                    expected: "a name such as \"default\" or \"yarn\"".to_owned(),
+                });
             }
         };
         Ok(Rope { spec: RopeSpec { theta, dim, pairing, scaling }, score_factor })
@@ -75,9 +82,9 @@ impl Config<'_> {
         let temperature = |mscale: f64| {
             if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
         };
-        let optional = |field| match nested.get(field).and_then(Value::as_f64) {
+        let optional = |field| match nested.get(field).map(Value::as_f64) {
             // Zero stands for absent, as in the reference.
-            None | Some(0.0) => Ok(None),
+            None | Some(Some(0.0)) => Ok(None),
             Some(_) => nested.float_or(field, 1.0).map(Some),
         };
         let (mscale, mscale_all_dim) = (optional("mscale")?, optional("mscale_all_dim")?);
@@ -98,9 +105,18 @@ impl Config<'_> {
     }
 }
 
-fn nested<'a>(config: &Config<'a>) -> Option<Config<'a>> {
-    ["rope_parameters", "rope_scaling"]
-        .iter()
-        .find_map(|field| config.get(field)?.as_object())
-        .map(Config::new)
+/// The object that holds a rotary embedding's values; another kind of value would be another embedding than
+/// the model was trained with.
+fn nested<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ConfigError> {
+    let fields = ["rope_parameters", "rope_scaling"];
+    let found = fields.into_iter().find_map(|field| Some((field, config.get(field)?)));
+    let Some((field, value)) = found else { return Ok(None) };
+    match value.as_object() {
+        Some(object) => Ok(Some(Config::new(object))),
+        None => Err(ConfigError::Invalid {
+            field,
+            found: value.to_string(),
+            expected: "an object such as {\"rope_type\": \"default\"}".to_owned(),
+        }),
+    }
 }

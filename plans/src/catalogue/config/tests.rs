@@ -264,3 +264,29 @@ proptest! {
         }
     }
 }
+
+/// What cannot be read is never taken for what is absent: the model would run on other angles.
+#[test]
+fn rotary_values_of_another_kind_are_refused_by_name() {
+    let olmoe = r#""rope_parameters":{"rope_theta":10000.0,"rope_type":"default"}"#;
+    assert!(OLMOE.contains(olmoe));
+    let yarn = |value: &str| {
+        format!(r#""rope_parameters":{{"rope_type":"yarn","factor":4.0,"mscale":1.0,{value}}}"#)
+    };
+    let cases = [
+        (r#""rope_parameters":"x""#.to_owned(), "rope_parameters"),
+        (r#""rope_parameters":7"#.to_owned(), "rope_parameters"),
+        (r#""rope_scaling":[1]"#.to_owned(), "rope_scaling"),
+        (r#""rope_parameters":{"rope_type":7}"#.to_owned(), "rope_type"),
+        (yarn(r#""mscale_all_dim":"x""#), "mscale_all_dim"),
+        (yarn(r#""attention_factor":[1.0]"#), "attention_factor"),
+    ];
+    for (changed, field) in cases {
+        let config = OLMOE.replace(olmoe, &changed);
+        let message = arch_spec(config.as_bytes()).expect_err(field).to_string();
+        assert!(message.contains(field), "{field}: {message}");
+    }
+    for absent in [r#""rope_scaling":null"#.to_owned(), yarn(r#""mscale_all_dim":0.0"#)] {
+        assert!(arch_spec(OLMOE.replace(olmoe, &absent).as_bytes()).is_ok(), "{absent}");
+    }
+}
