@@ -151,7 +151,7 @@ fn figures(view: &ComparedView<'_>, style: Style) -> String {
 /// A divergence with as many digits as tell two conversions apart.
 fn nats(nats: f64) -> String {
     match nats {
-        n if n == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         n if n < 1e-4 => format!("{n:.1e}"),
         n if n < 1.0 => format!("{n:.5}"),
         n => format!("{n:.3}"),
