@@ -92,11 +92,11 @@ impl From<std::ffi::OsString> for Input {
 }
 
 impl Input {
-    /// What it is called.
-    pub(crate) fn name(&self) -> String {
+    /// The file; `None` for standard input.
+    pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::File(path) => path.display().to_string(),
-            Self::Standard => "standard input".to_owned(),
+            Self::File(path) => Some(path),
+            Self::Standard => None,
         }
     }
 

@@ -5,6 +5,7 @@ mod compare;
 mod convert;
 pub(crate) mod demo;
 mod doctor;
+mod input;
 mod inspect;
 pub(crate) mod memory;
 pub(crate) mod model;

@@ -1,9 +1,6 @@
 //! What two models are compared over: files of text through the tokenizers, files of token ids. All of
 //! it is read before anything is loaded.
 
-use std::fs::File;
-use std::io::Read as _;
-
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use tierkeep_engine::compare::{CompareError, Difference};
@@ -11,9 +8,10 @@ use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
 
 use crate::args::{CompareArgs, Input};
+use crate::commands::input;
 
-/// Longest file that is read, bytes: its tokens are held.
-const MAX_BYTES: u64 = 64 << 20;
+/// What is said of a file whose tokens would not be held.
+const TOO_LONG: &str = ": compare over a part of it";
 
 /// A file with its sequences.
 pub(super) struct Group {
@@ -56,10 +54,10 @@ pub(super) fn read(args: &CompareArgs, models: [&Catalogue; 2]) -> Result<Vec<Gr
     }
     let tokenizers = if args.text.is_empty() { None } else { Some(Tokenizers::open(models)?) };
     let mut groups = Vec::new();
-    for input in &args.text {
+    for given in &args.text {
         let Some(tokenizers) = &tokenizers else { break };
-        let (name, text) = (input.name(), contents(input)?);
-        let texts: Vec<String> = if input.is_json() {
+        let (name, text) = (input::name(given.path()), input::contents(given.path(), TOO_LONG)?);
+        let texts: Vec<String> = if given.is_json() {
             serde_json::from_str(&text).with_context(|| {
                 format!("{name}: a .json file given with --text must be a list of strings")
             })?
@@ -75,10 +73,13 @@ pub(super) fn read(args: &CompareArgs, models: [&Catalogue; 2]) -> Result<Vec<Gr
         Some(tokenizers) => Some(tokenizers.a.clone()),
         None => Text::open(&models[0].directory).ok().map(std::rc::Rc::new),
     };
-    for input in &args.ids {
-        let (name, text) = (input.name(), contents(input)?);
-        let sequences =
-            if input.is_json() { id_lists(&text, &name)? } else { vec![ids(&text, &name)?] };
+    for given in &args.ids {
+        let (name, text) = (input::name(given.path()), input::contents(given.path(), TOO_LONG)?);
+        let sequences = if given.is_json() {
+            id_lists(&text, &name)?
+        } else {
+            vec![input::token_ids(&text, &name)?]
+        };
         groups.push(Group { name, sequences, tokenizer: spelling.clone() });
     }
     Ok(groups)
@@ -145,46 +146,16 @@ fn id_lists(text: &str, name: &str) -> Result<Vec<Vec<u32>>> {
     })
 }
 
-fn ids(text: &str, name: &str) -> Result<Vec<u32>> {
-    let words = text.split([',', ' ', '\t', '\r', '\n']).filter(|word| !word.is_empty());
-    words
-        .enumerate()
-        .map(|(at, word)| {
-            word.parse().with_context(|| {
-                let word: String = word.chars().take(40).collect();
-                format!("{name}: {word:?}, the token id number {}, is no number", at + 1)
-            })
-        })
-        .collect()
-}
-
-/// All of a file, or of standard input.
-fn contents(input: &Input) -> Result<String> {
-    let mut text = String::new();
-    let name = input.name();
-    let n = match input {
-        Input::File(path) => {
-            File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
-        }
-        Input::Standard => std::io::stdin().take(MAX_BYTES + 1).read_to_string(&mut text),
-    };
-    let n = n.with_context(|| name.clone())?;
-    if n as u64 > MAX_BYTES {
-        bail!("{name} is longer than {MAX_BYTES} bytes: compare over a part of it");
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn ids_come_in_lists_of_either_kind() {
-        assert_eq!(ids("1, 2\n3", "f").unwrap(), [1, 2, 3]);
+        assert_eq!(input::token_ids("1, 2\n3", "f").unwrap(), [1, 2, 3]);
         assert_eq!(id_lists("[1,2]", "f").unwrap(), [vec![1, 2]]);
         assert_eq!(id_lists("[[1],[2,3]]", "f").unwrap(), [vec![1], vec![2, 3]]);
-        let error = format!("{:#}", ids("1 x", "f").unwrap_err());
+        let error = format!("{:#}", input::token_ids("1 x", "f").unwrap_err());
         assert!(error.contains("\"x\"") && error.contains("number 2"), "{error}");
         assert!(id_lists("[\"a\"]", "f").is_err());
     }

@@ -1,11 +1,9 @@
 //! What a run is given to go on with: text through the tokenizer or token ids, and whether the plan has
 //! room for it. All of it is known before anything is loaded.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use tierkeep_engine::EngineError;
 use tierkeep_engine::text::Text;
 use tierkeep_plans::catalogue::Catalogue;
@@ -14,11 +12,7 @@ use tierkeep_plans::planner::again::{self, Options};
 
 use super::PlanAgain;
 use crate::args::{Ids, RunArgs};
-use crate::commands::shared;
-
-/// Longest text of a prompt that is read from a file or from standard input, bytes: no context holds
-/// more.
-const MAX_TEXT_BYTES: u64 = 64 << 20;
+use crate::commands::{input, shared};
 
 /// The tokenizer; with token ids it is only for showing text and may be absent.
 pub(super) fn text(args: &RunArgs, model: &Catalogue) -> Result<Option<Text>> {
@@ -44,35 +38,14 @@ pub(super) fn tokens(args: &RunArgs, text: Option<&Text>) -> Result<Vec<u32>> {
 fn token_ids(ids: &Ids) -> Result<Vec<u32>> {
     let (text, name) = match ids {
         Ids::List(ids) => return Ok(ids.clone()),
-        Ids::File(path) => (read(Some(path))?, path.display().to_string()),
-        Ids::Input => (read(None)?, "standard input".to_owned()),
+        Ids::File(path) => (read(Some(path))?, input::name(Some(path))),
+        Ids::Input => (read(None)?, input::name(None)),
     };
-    let words = text.split([',', ' ', '\t', '\r', '\n']).filter(|word| !word.is_empty());
-    words
-        .enumerate()
-        .map(|(at, word)| {
-            word.parse().with_context(|| {
-                let word: String = word.chars().take(40).collect();
-                format!("{name}: {word:?}, the token id number {}, is no number", at + 1)
-            })
-        })
-        .collect()
+    input::token_ids(&text, &name)
 }
 
-/// All of a file, or of standard input.
 fn read(path: Option<&Path>) -> Result<String> {
-    let mut text = String::new();
-    let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
-    let cap = MAX_TEXT_BYTES + 1;
-    let n = match path {
-        Some(path) => File::open(path).and_then(|file| file.take(cap).read_to_string(&mut text)),
-        None => std::io::stdin().take(cap).read_to_string(&mut text),
-    };
-    let n = n.with_context(|| name.clone())?;
-    if n as u64 > MAX_TEXT_BYTES {
-        bail!("{name} is longer than {MAX_TEXT_BYTES} bytes, which no context holds");
-    }
-    Ok(text)
+    input::contents(path, ", which no context holds")
 }
 
 /// Refuses a prompt that the plan or the model cannot take.
