@@ -23,7 +23,8 @@ pub(crate) const MAX_ACTIVE: usize = 64;
 /// Lists that a layer's experts need, allocated once.
 #[derive(Debug)]
 pub(crate) struct ExpertLists {
-    leases: Vec<Lease>,
+    /// Those of one token.
+    pub(crate) leases: Vec<Lease>,
     /// Tokens of the batch that each expert has.
     counts: Vec<u32>,
     /// Experts of the batch, ascending.
@@ -82,16 +83,26 @@ pub(crate) fn experts(
 ) -> Result<(), EngineError> {
     let (n, hidden) = (batch.len, experts.spec.hidden_size);
     work.block[..n * hidden].fill(0.0);
+    let spec = experts.spec;
+    // What the shared ones come to is kept in `gathered` until the others are added up.
+    let share = |work: &mut Workspace| match shared {
+        Some(shared) => {
+            let Workspace { normed, inner, gathered, .. } = work;
+            let shape = (spec.shared_ff_size, spec.activation);
+            swiglu(compute, shared, shape, n, (normed, hidden), inner, gathered)
+        }
+        None => Ok(()),
+    };
     if n == 1 {
-        one_token(compute, experts, work)?;
+        one_token(compute, experts, work, share)?;
+        zero_experts(spec, n, work);
     } else {
         union(compute, n, experts, work)?;
+        zero_experts(spec, n, work);
+        share(work)?;
     }
-    zero_experts(experts.spec, n, work);
-    if let Some(shared) = shared {
-        let Workspace { normed, inner, gathered, block, .. } = work;
-        let shape = (experts.spec.shared_ff_size, experts.spec.activation);
-        swiglu(compute, shared, shape, n, (normed, hidden), inner, gathered)?;
+    if shared.is_some() {
+        let Workspace { gathered, block, .. } = work;
         ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
     }
     Ok(())
@@ -163,44 +174,67 @@ pub(crate) fn choose(
     Ok(())
 }
 
-/// The experts of one token: all leased at once, their products under two wake-ups.
+/// The experts of one token, all leased at once, and those that all tokens share. The products of what is
+/// in memory take two wake-ups; what is read meanwhile is computed as it comes. Every output has a place of
+/// its own and they are added up in the order of their ids, so that no bit depends on who came first.
 fn one_token(
     compute: Compute<'_>,
     experts: &mut Experts<'_>,
     work: &mut Workspace,
+    mut share: impl FnMut(&mut Workspace) -> Result<(), EngineError>,
 ) -> Result<(), EngineError> {
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
-    let spec = experts.spec;
-    let router = &spec.router;
-    let Workspace {
-        normed, expert_inner, expert_output, chosen, chosen_weights, block, norm, ..
-    } = work;
-    let chosen = &chosen[..router.n_experts_active];
-    experts.lists.leases.clear();
-    for &expert in chosen.iter().filter(|&&expert| !router.is_zero(expert)) {
-        let lease = experts.lease(expert, true)?;
-        experts.lists.leases.push(lease);
+    let n_active = experts.spec.router.n_experts_active;
+    experts.lease_all(&work.chosen[..n_active])?;
+    let k = experts.lists.leases.len();
+    let mut is_shared = false;
+    let mut done = 0;
+    while done < k {
+        let come = bring_forward(experts, done)?;
+        if come == done {
+            // Nothing is there to be computed, but the shared ones.
+            match std::mem::replace(&mut is_shared, true) {
+                false => share(work)?,
+                true => experts.store.wait_for_any(),
+            }
+            continue;
+        }
+        let Workspace { normed, expert_inner, expert_output, norm, .. } = &mut *work;
+        let leased = Leased { store: experts.store, leases: &experts.lists.leases[done..come] };
+        let inner = &mut expert_inner[2 * done * ff_size..2 * come * ff_size];
+        expert_products::inner(compute, experts.spec, leased, (&normed[..hidden], 1), inner, norm)?;
+        let output = &mut expert_output[done * hidden..come * hidden];
+        expert_products::outputs(compute, experts.spec, leased, (inner, 1), output, norm)?;
+        done = come;
     }
+    if !is_shared {
+        share(work)?;
+    }
+    let Workspace { expert_output, chosen, chosen_weights, block, .. } = work;
     let leases = &mut experts.lists.leases;
-    let k = leases.len();
-    if k == 0 {
-        return Ok(());
-    }
-    let leased = Leased { store: experts.store, leases };
-    let inner = &mut expert_inner[..2 * k * ff_size];
-    expert_products::inner(compute, experts.spec, leased, (&normed[..hidden], 1), inner, norm)?;
-    let output = &mut expert_output[..k * hidden];
-    expert_products::outputs(compute, experts.spec, leased, (inner, 1), output, norm)?;
-    for rank in ascending(chosen).take(k) {
-        // Outputs are of those that have weights, in the order of their ranks.
-        let at = chosen[..rank].iter().filter(|&&expert| !router.is_zero(expert)).count();
-        let output = &output[at * hidden..(at + 1) * hidden];
+    for rank in ascending(&chosen[..n_active]) {
+        // Those without weights have no lease.
+        let Some(at) = leases.iter().position(|lease| lease.is_of(chosen[rank])) else { continue };
+        let output = &expert_output[at * hidden..(at + 1) * hidden];
         ops::add_scaled(&mut block[..hidden], chosen_weights[rank], output);
     }
     for lease in leases.drain(..) {
         experts.store.release(lease);
     }
     Ok(())
+}
+
+/// Of the leases from `first` on, brings those forward whose bytes are there; returns where they end.
+fn bring_forward(experts: &mut Experts<'_>, first: usize) -> Result<usize, EngineError> {
+    let leases = &mut experts.lists.leases;
+    let mut end = first;
+    for at in first..leases.len() {
+        if experts.store.has_come(&leases[at])? {
+            leases.swap(end, at);
+            end += 1;
+        }
+    }
+    Ok(end)
 }
 
 /// Positions of `chosen` in ascending order of its values, which are distinct.
@@ -237,7 +271,7 @@ pub(crate) fn list_union(chosen: &[u32], experts: &mut Experts<'_>) {
     }
 }
 
-/// The experts of a batch, which are listed: each is read at most once.
+/// The experts of a batch: each is read at most once.
 fn union(
     compute: Compute<'_>,
     n: usize,
@@ -245,6 +279,8 @@ fn union(
     work: &mut Workspace,
 ) -> Result<(), EngineError> {
     let layer = experts.layer;
+    let n_chosen = n * experts.spec.router.n_experts_active;
+    experts.begin(&work.chosen[..n_chosen], n)?;
     for at in 0..experts.lists.union.len() {
         let expert = experts.lists.union[at];
         let stays = experts.lists.keep.contains(&expert);
@@ -253,10 +289,7 @@ fn union(
         experts.store.release(lease);
         experts.store.set_wanted(layer, expert, stays);
     }
-    for &expert in &experts.lists.keep {
-        experts.store.touch(layer, expert);
-        experts.store.set_wanted(layer, expert, false);
-    }
+    experts.close();
     Ok(())
 }
 

@@ -50,6 +50,17 @@ struct State {
     is_closed: bool,
 }
 
+impl State {
+    fn has_ended(&self, target: Target) -> bool {
+        self.ended.iter().any(|(ended, _)| *ended == target)
+    }
+
+    /// Nothing is read or to be read.
+    fn is_idle(&self) -> bool {
+        self.n_reading == 0 && self.queue.is_empty()
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     files: Arc<ShardFiles>,
@@ -163,7 +174,7 @@ impl Lanes {
                 break state.ended.swap_remove(at).1;
             }
             // A read that nobody begun is a bug, and not to be waited for.
-            if state.n_reading == 0 && state.queue.is_empty() {
+            if state.is_idle() {
                 break Outcome::Panicked;
             }
             waiting_since.get_or_insert_with(Instant::now);
@@ -177,6 +188,27 @@ impl Lanes {
             Outcome::Read => Ok(()),
             Outcome::Failed(error) => Err(error.into()),
             Outcome::Panicked => Err(EngineError::LaneEnded),
+        }
+    }
+
+    /// Whether the read of an expert has ended, however; one that there is not has.
+    pub(crate) fn has_ended(&self, target: Target) -> bool {
+        let state = self.shared.state();
+        state.has_ended(target) || state.is_idle()
+    }
+
+    /// Waits until some read that was begun has ended and was not asked for yet; not for one that nobody
+    /// begun.
+    pub(crate) fn wait_for_any(&self) {
+        let mut state = self.shared.state();
+        let mut waiting_since = None;
+        while state.ended.is_empty() && !state.is_idle() {
+            waiting_since.get_or_insert_with(Instant::now);
+            state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        if let Some(since) = waiting_since {
+            self.shared.files.counter().add_waited(since.elapsed());
         }
     }
 

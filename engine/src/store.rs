@@ -376,6 +376,28 @@ impl Store {
         read
     }
 
+    /// Whether the bytes of a leased expert are there. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Store::finish`].
+    pub(crate) fn has_come(&mut self, lease: &Lease) -> Result<bool, EngineError> {
+        let target = (lease.layer, lease.expert);
+        if self.begun.iter().all(|begun| (begun.layer, begun.expert) != target) {
+            return Ok(true);
+        }
+        match &self.lanes {
+            Some(lanes) if !lanes.has_ended(target) => Ok(false),
+            Some(_) | None => self.finish(lease).map(|()| true),
+        }
+    }
+
+    /// Waits until one of the reads that were begun has ended.
+    pub(crate) fn wait_for_any(&self) {
+        if let Some(lanes) = &self.lanes {
+            lanes.wait_for_any();
+        }
+    }
+
     /// Nothing came to a place that was to be read to.
     fn unseat(&mut self, layer: usize, place: Place) {
         match place {

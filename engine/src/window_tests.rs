@@ -64,10 +64,20 @@ impl<'a> Run<'a> {
             list_union(chosen, experts);
         }
         if chosen.len() == K {
-            let mut held = Vec::new();
-            for &expert in chosen {
-                held.push(experts.lease(expert, true)?);
-            }
+            let held = if is_begun {
+                experts.lease_all(chosen)?;
+                let mut held: Vec<Lease> = experts.lists.leases.drain(..).collect();
+                for lease in &held {
+                    while !experts.store.has_come(lease)? {
+                        experts.store.wait_for_any();
+                    }
+                }
+                held.sort_by_key(|lease| chosen.iter().position(|&expert| lease.is_of(expert)));
+                held
+            } else {
+                let leased = chosen.iter().map(|&expert| plainly(experts, expert, true));
+                leased.collect::<Result<_, _>>()?
+            };
             for (lease, &expert) in held.into_iter().zip(chosen) {
                 disk.check(experts.store, &lease);
                 found.push((expert, lease.tier()));
@@ -78,16 +88,16 @@ impl<'a> Run<'a> {
         for at in 0..experts.lists.union.len() {
             let expert = experts.lists.union[at];
             let stays = experts.lists.keep.contains(&expert);
-            let lease = experts.lease(expert, stays)?;
+            let lease = match is_begun {
+                true => experts.lease(expert, stays)?,
+                false => plainly(experts, expert, stays)?,
+            };
             disk.check(experts.store, &lease);
             found.push((expert, lease.tier()));
             experts.store.release(lease);
             experts.store.set_wanted(layer, expert, stays);
         }
-        for &expert in &experts.lists.keep {
-            experts.store.touch(layer, expert);
-            experts.store.set_wanted(layer, expert, false);
-        }
+        experts.close();
         Ok(found)
     }
 
@@ -95,6 +105,13 @@ impl<'a> Run<'a> {
         self.store.recover();
         self.lists.window.recover();
     }
+}
+
+/// One lookup made when it is needed.
+fn plainly(experts: &mut Experts<'_>, expert: u32, admit: bool) -> Result<Lease, EngineError> {
+    let lease = experts.store.lease(experts.files, experts.layer, expert, admit)?;
+    experts.counts.add(expert, lease.tier());
+    Ok(lease)
 }
 
 /// Tokens of one layer, each with distinct experts: alone or as a batch.
