@@ -7,8 +7,10 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use crate::{
     ElementType, Matrix,
-    arch::{self, ACCUMULATE_ROWS, ElementKernels, MAX_TILE, Table},
+    arch::{self, ACCUMULATE_ROWS, ElementKernels, FastTable, MAX_TILE, TILE_ROWS, Table},
     convert::{f32_to_bf16, f32_to_f16},
+    element::Packed,
+    quantised::{Column, Form},
     scale::ScaleSearch,
 };
 
@@ -75,28 +77,98 @@ pub enum IsaError {
     Unknown(String),
 }
 
+/// What activations are in products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Arithmetic {
+    /// f32, in the order of sums of this crate.
+    #[default]
+    Exact,
+    /// Integers of 8 bits with a scale for each 64, where the weights are packed integers and a
+    /// [`Pool`](crate::Pool) multiplies; elsewhere as `Exact`.
+    Fast,
+}
+
 /// The kernels of one instruction set; free to copy.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
+    arithmetic: Arithmetic,
     table: &'static Table,
+    fast: &'static FastTable,
 }
 
 impl fmt::Debug for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernels").field("isa", &self.isa).finish_non_exhaustive()
+        f.debug_struct("Kernels")
+            .field("isa", &self.isa)
+            .field("arithmetic", &self.arithmetic)
+            .finish_non_exhaustive()
     }
 }
 
 impl Kernels {
-    /// The kernels of `isa`.
+    /// The kernels of `isa`, with exact arithmetic.
     ///
     /// # Errors
     ///
     /// When this processor does not support it.
     pub fn new(isa: Isa) -> Result<Self, IsaError> {
         let table = arch::table(isa).ok_or(IsaError::Unsupported(isa))?;
-        Ok(Self { isa, table })
+        Ok(Self { isa, arithmetic: Arithmetic::Exact, table, fast: arch::fast_table(isa) })
+    }
+
+    /// The same kernels with another arithmetic.
+    #[must_use]
+    pub const fn with(self, arithmetic: Arithmetic) -> Self {
+        Self { arithmetic, ..self }
+    }
+
+    /// What activations are in products.
+    #[must_use]
+    pub const fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// How a vector is quantised for weights of this type; `None` where it stays as it is.
+    pub(crate) const fn form(&self, element: ElementType) -> Option<Form> {
+        match (self.arithmetic, element) {
+            (Arithmetic::Fast, ElementType::Packed(packed)) => Some(Form::of(packed)),
+            _ => None,
+        }
+    }
+
+    /// Quantises `x` into `out`, `form.column_bytes(x.len())` long.
+    pub(crate) fn quantise(&self, x: &[f32], form: Form, out: &mut [u8]) {
+        (self.fast.quantise)(x, form, out);
+    }
+
+    /// As [`Kernels::matmul_rows`] for vectors that are quantised, one after another in `x`.
+    pub(crate) fn matmul_rows_quantised(
+        &self,
+        (w, packed): (&Matrix<'_>, Packed),
+        rows: Range<usize>,
+        x: &[u8],
+        batch: usize,
+        mut put: impl FnMut(usize, usize, f32),
+    ) {
+        check_rows(w, &rows);
+        let (form, kernels) = (Form::of(packed), self.fast.of(packed));
+        let column_bytes = form.column_bytes(w.cols());
+        let block = (ROW_BLOCK_BYTES / w.row_bytes().max(1)).max(1).next_multiple_of(TILE_ROWS);
+        let mut out = [0.0; TILE_ROWS];
+        for start in rows.clone().step_by(block) {
+            let end = rows.end.min(start + block);
+            for (column, x) in x.chunks_exact(column_bytes).take(batch).enumerate() {
+                let x = Column::new(w.cols(), form, x);
+                for row in (start..end).step_by(TILE_ROWS) {
+                    let count = TILE_ROWS.min(end - row);
+                    (kernels.tile)(&w.rows_from(row, count), count, &x, &mut out);
+                    for (index, sum) in out.iter().enumerate().take(count) {
+                        put(row + index, column, sum * w.scale(row + index));
+                    }
+                }
+            }
+        }
     }
 
     /// The instruction set chosen.

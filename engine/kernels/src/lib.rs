@@ -34,11 +34,18 @@ mod kernels;
 mod matrix;
 pub mod ops;
 mod pool;
+mod products;
+mod quantised;
 mod scale;
 pub mod trial;
 
 pub use element::{BlockScale, ElementType, Group, Packed, PackedBits, ScaleType};
-pub use kernels::{Isa, IsaError, Kernels};
+pub use kernels::{Arithmetic, Isa, IsaError, Kernels};
 pub use matrix::{Matrix, MatrixError};
-pub use pool::{MatmulJob, Pool, pin_current_thread};
+pub use pool::{Pool, pin_current_thread};
+pub use products::{MatmulJob, reserved_bytes};
+pub use quantised::quantised_bytes;
 pub use scale::ScaleSearch;
+
+#[cfg(test)]
+mod fast_tests;

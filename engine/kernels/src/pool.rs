@@ -28,21 +28,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Kernels, Matrix};
+use crate::products::Scratch;
 
 /// How long a thread spins before it sleeps: longer than the gaps between the products of a layer,
 /// shorter than a read from disk.
 const SPIN: Duration = Duration::from_micros(50);
-
-/// Products of fewer weight bytes times columns run on the calling thread: waking the others
-/// would take longer.
-const SERIAL_COST: usize = 32 << 10;
-
-/// Bounds of the weight bytes times columns that a worker takes at once.
-const BLOCK_COST: Range<usize> = 16 << 10..1 << 20;
-
-/// Blocks for each worker, so that one slowed by other processes does not hold up the rest.
-const BLOCKS_PER_WORKER: usize = 8;
 
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 type Payload = Box<dyn Any + Send>;
@@ -77,36 +67,6 @@ impl Shared {
     }
 }
 
-/// Some products of one call of [`Pool::matmul_many`].
-#[derive(Clone, Copy, Debug)]
-pub struct MatmulJob<'a> {
-    /// The weights, `(rows, cols)`.
-    pub w: Matrix<'a>,
-    /// The vectors, `(batch, cols)`.
-    pub x: &'a [f32],
-    /// Number of vectors.
-    pub batch: usize,
-}
-
-impl MatmulJob<'_> {
-    /// Length of the result, `(batch, rows)`.
-    #[must_use]
-    pub const fn out_len(&self) -> usize {
-        self.batch * self.w.rows()
-    }
-
-    /// Weight bytes times columns.
-    fn cost(&self) -> usize {
-        self.w.row_bytes() * self.w.rows() * self.batch
-    }
-
-    /// Rows that make about `cost`.
-    fn rows_per_block(&self, cost: usize) -> usize {
-        let row = (self.w.row_bytes() * self.batch).max(1);
-        (cost / row).max(1).next_multiple_of(4)
-    }
-}
-
 /// Persistent threads that run products together.
 ///
 /// Calls from several threads take turns. A call from within a task runs on the thread that makes
@@ -117,6 +77,8 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held by the caller whose task is running.
     turn: Mutex<()>,
+    /// Where products keep what they make of activations.
+    pub(crate) scratch: Mutex<Scratch>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -153,8 +115,12 @@ impl Pool {
             wake: Condvar::new(),
             done: Condvar::new(),
         });
-        let mut pool =
-            Self { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        let mut pool = Self {
+            shared,
+            workers: Vec::with_capacity(threads - 1),
+            turn: Mutex::new(()),
+            scratch: Mutex::default(),
+        };
         let (started, starts) = mpsc::channel();
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -279,87 +245,6 @@ impl Pool {
         };
         if chunks == 1 { task(share_of_one(threads)) } else { self.run(task) }
     }
-
-    /// `out = w * x` for each of `batch` vectors: `x` is `(batch, cols)`, `out` is `(batch, rows)`.
-    ///
-    /// Rows are split over the workers; small products run on the calling thread.
-    ///
-    /// # Panics
-    ///
-    /// When lengths do not agree.
-    pub fn matmul(
-        &self,
-        kernels: Kernels,
-        w: &Matrix<'_>,
-        x: &[f32],
-        batch: usize,
-        out: &mut [f32],
-    ) {
-        self.matmul_many(kernels, &[MatmulJob { w: *w, x, batch }], out);
-    }
-
-    /// Several products under one wake-up, such as gate and up of all active experts.
-    ///
-    /// `out` holds the results one after another in the order of `jobs`, each `(batch, rows)`.
-    ///
-    /// # Panics
-    ///
-    /// When lengths do not agree.
-    pub fn matmul_many(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
-        for job in jobs {
-            assert_eq!(job.x.len(), job.batch * job.w.cols(), "x against batch times columns");
-        }
-        let len: usize = jobs.iter().map(MatmulJob::out_len).sum();
-        assert_eq!(out.len(), len, "out against the sum of the results");
-        let cost: usize = jobs.iter().map(MatmulJob::cost).sum();
-        if cost < SERIAL_COST || self.workers.is_empty() {
-            let mut rest = out;
-            for job in jobs {
-                let (own, next) = rest.split_at_mut(job.out_len());
-                let rows = job.w.rows();
-                kernels.matmul_rows(&job.w, 0..rows, job.x, job.batch, |row, column, value| {
-                    own[column * rows + row] = value;
-                });
-                rest = next;
-            }
-            return;
-        }
-        let block =
-            (cost / (self.threads() * BLOCKS_PER_WORKER)).clamp(BLOCK_COST.start, BLOCK_COST.end);
-        let next = AtomicUsize::new(0);
-        let out = Disjoint::new(out);
-        self.run(|_| {
-            // The first block of `job`, and where its result begins.
-            let (mut first, mut offset) = (0, 0);
-            let mut pending = jobs.iter();
-            let mut job = pending.next();
-            loop {
-                let index = next.fetch_add(1, SeqCst);
-                while let Some(MatmulJob { w, x, batch }) = job {
-                    let rows = w.rows();
-                    let per_block = job.map_or(1, |job| job.rows_per_block(block));
-                    let blocks = rows.div_ceil(per_block);
-                    if index < first + blocks {
-                        let start = (index - first) * per_block;
-                        let own = start..(start + per_block).min(rows);
-                        kernels.matmul_rows(w, own, x, *batch, |row, column, value| {
-                            // SAFETY: each block index is taken once, blocks of a job are disjoint
-                            // in rows and results of jobs do not overlap, so that no other thread
-                            // touches this element; `write` checks that it exists.
-                            unsafe { out.write(offset + column * rows + row, value) }
-                        });
-                        break;
-                    }
-                    first += blocks;
-                    offset += batch * rows;
-                    job = pending.next();
-                }
-                if job.is_none() {
-                    return;
-                }
-            }
-        });
-    }
 }
 
 impl Drop for Pool {
@@ -443,7 +328,7 @@ fn share_of_one(threads: usize) -> usize {
 }
 
 /// A mutable slice that several threads write disjoint parts of.
-struct Disjoint<'a, T> {
+pub(crate) struct Disjoint<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
@@ -454,7 +339,7 @@ struct Disjoint<'a, T> {
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
-    fn new(slice: &'a mut [T]) -> Self {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
@@ -462,7 +347,7 @@ impl<'a, T> Disjoint<'a, T> {
     ///
     /// While the result lives nothing else may access this range through `self`.
     #[expect(clippy::mut_from_ref, reason = "callers promise that ranges are disjoint")]
-    unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "part of a slice");
         // SAFETY: within the slice that `new` borrowed, and the caller promises no overlap.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
@@ -471,7 +356,7 @@ impl<'a, T> Disjoint<'a, T> {
     /// # Safety
     ///
     /// Nothing else may access this element through `self` at the same time.
-    unsafe fn write(&self, index: usize, value: T)
+    pub(crate) unsafe fn write(&self, index: usize, value: T)
     where
         T: Copy,
     {

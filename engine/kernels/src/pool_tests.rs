@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
-use crate::{ElementType, Isa};
+use crate::{ElementType, Isa, Kernels, MatmulJob, Matrix};
 
 #[test]
 fn every_worker_runs_once_in_thousands_of_tasks() {

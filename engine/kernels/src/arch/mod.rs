@@ -15,9 +15,15 @@ use crate::{
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod fast;
 pub(crate) mod scalar;
+mod scalar_fast;
 #[cfg(target_arch = "x86_64")]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod vnni512;
+
+pub(crate) use fast::{FastTable, TILE_ROWS, fast_table};
 
 /// Lanes of a dot product; see the crate's documentation for the order of sums.
 pub(crate) const LANES: usize = 32;

@@ -1,0 +1,275 @@
+//! Products that the threads of a pool compute together.
+//!
+//! Owns: which thread computes which rows, and the quantised activations of one call. Refuses: arithmetic,
+//! waking and waiting.
+#![expect(unsafe_code, reason = "threads write disjoint parts of results and of scratch")]
+
+use std::{
+    ops::Range,
+    sync::{
+        TryLockError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use crate::{Kernels, Matrix, Pool, element::ElementType, pool::Disjoint, quantised::Form};
+
+/// Products of fewer weight bytes times columns run on the calling thread: waking the others
+/// would take longer.
+const SERIAL_COST: usize = 32 << 10;
+
+/// Bounds of the weight bytes times columns that a worker takes at once.
+const BLOCK_COST: Range<usize> = 16 << 10..1 << 20;
+
+/// Blocks for each worker, so that one slowed by other processes does not hold up the rest.
+const BLOCKS_PER_WORKER: usize = 8;
+
+/// The most products that share a wake-up.
+const MAX_JOBS: usize = 128;
+
+/// Elements that are quantised on the calling thread: more are worth a wake-up.
+const SERIAL_ELEMENTS: usize = 32 << 10;
+
+/// Some products of one call of [`Pool::matmul_many`].
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulJob<'a> {
+    /// The weights, `(rows, cols)`.
+    pub w: Matrix<'a>,
+    /// The vectors, `(batch, cols)`.
+    pub x: &'a [f32],
+    /// Number of vectors.
+    pub batch: usize,
+}
+
+impl MatmulJob<'_> {
+    /// Length of the result, `(batch, rows)`.
+    #[must_use]
+    pub const fn out_len(&self) -> usize {
+        self.batch * self.w.rows()
+    }
+
+    /// Weight bytes times columns.
+    fn cost(&self) -> usize {
+        self.w.row_bytes() * self.w.rows() * self.batch
+    }
+
+    /// Rows that make about `cost`.
+    fn rows_per_block(&self, cost: usize) -> usize {
+        let row = (self.w.row_bytes() * self.batch).max(1);
+        (cost / row).max(1).next_multiple_of(4)
+    }
+
+    /// Whether both multiply the same vectors.
+    fn has_vectors_of(&self, other: &Self) -> bool {
+        std::ptr::eq(self.x, other.x) && self.batch == other.batch
+    }
+}
+
+/// Bytes that begin at a line of a cache; they grow when a call needs more than there are.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Vec<u8>);
+
+impl Scratch {
+    const LINE: usize = 64;
+
+    fn of(&mut self, len: usize) -> &mut [u8] {
+        let needed = len + Self::LINE;
+        if self.0.len() < needed {
+            self.0.reserve_exact(needed - self.0.len());
+            self.0.resize(needed, 0);
+        }
+        // Never fails for bytes, whatever it is allowed to do.
+        let before = self.0.as_ptr().align_offset(Self::LINE).min(Self::LINE);
+        &mut self.0[before..before + len]
+    }
+}
+
+/// Bytes that [`Pool::reserve`] takes.
+#[must_use]
+pub const fn reserved_bytes(vectors: usize) -> usize {
+    vectors + Scratch::LINE
+}
+
+/// Where each job's quantised vectors begin, in bytes of scratch.
+struct Quantised {
+    starts: [usize; MAX_JOBS],
+    /// Which are the first to use their vectors, and how these are quantised.
+    first: [Option<Form>; MAX_JOBS],
+    len: usize,
+    elements: usize,
+}
+
+impl Quantised {
+    fn of(kernels: Kernels, jobs: &[MatmulJob<'_>]) -> Self {
+        let mut all = Self { starts: [0; MAX_JOBS], first: [None; MAX_JOBS], len: 0, elements: 0 };
+        for (index, job) in jobs.iter().enumerate() {
+            let Some(form) = kernels.form(job.w.element()) else { continue };
+            let is_same = |other: &MatmulJob<'_>| {
+                job.has_vectors_of(other) && kernels.form(other.w.element()) == Some(form)
+            };
+            match jobs[..index].iter().position(is_same) {
+                Some(earlier) => all.starts[index] = all.starts[earlier],
+                None => {
+                    all.starts[index] = all.len;
+                    all.first[index] = Some(form);
+                    all.len += job.batch * form.column_bytes(job.w.cols());
+                    all.elements += job.x.len();
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Pool {
+    /// Takes the memory that products with quantised activations need, so that none is allocated later:
+    /// for calls whose distinct vectors take at most `vectors` bytes, [`crate::quantised_bytes`] each.
+    /// Takes [`reserved_bytes`]. A call that needs more than was reserved allocates.
+    pub fn reserve(&self, vectors: usize) {
+        if let Ok(mut scratch) = self.scratch.lock() {
+            scratch.of(vectors);
+        }
+    }
+
+    /// `out = w * x` for each of `batch` vectors: `x` is `(batch, cols)`, `out` is `(batch, rows)`.
+    ///
+    /// Rows are split over the workers; small products run on the calling thread.
+    ///
+    /// # Panics
+    ///
+    /// When lengths do not agree.
+    pub fn matmul(
+        &self,
+        kernels: Kernels,
+        w: &Matrix<'_>,
+        x: &[f32],
+        batch: usize,
+        out: &mut [f32],
+    ) {
+        self.matmul_many(kernels, &[MatmulJob { w: *w, x, batch }], out);
+    }
+
+    /// Several products under one wake-up, such as gate and up of all active experts.
+    ///
+    /// `out` holds the results one after another in the order of `jobs`, each `(batch, rows)`.
+    ///
+    /// # Panics
+    ///
+    /// When lengths do not agree.
+    pub fn matmul_many(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
+        for job in jobs {
+            assert_eq!(job.x.len(), job.batch * job.w.cols(), "x against batch times columns");
+        }
+        let len: usize = jobs.iter().map(MatmulJob::out_len).sum();
+        assert_eq!(out.len(), len, "out against the sum of the results");
+        let mut rest = out;
+        for jobs in jobs.chunks(MAX_JOBS) {
+            let len = jobs.iter().map(MatmulJob::out_len).sum();
+            let (own, next) = rest.split_at_mut(len);
+            self.some_products(kernels, jobs, own);
+            rest = next;
+        }
+    }
+
+    /// Products of at most [`MAX_JOBS`] jobs.
+    fn some_products(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
+        let places = Quantised::of(kernels, jobs);
+        if places.len == 0 {
+            return self.multiply(kernels, jobs, &places, &[], out);
+        }
+        // Another caller's product may hold the scratch while it waits for its turn, which may be ours.
+        let mut own = Scratch::default();
+        let mut shared = match self.scratch.try_lock() {
+            Ok(scratch) => Some(scratch),
+            Err(TryLockError::Poisoned(scratch)) => Some(scratch.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let scratch = shared.as_deref_mut().unwrap_or(&mut own).of(places.len);
+        self.quantise(kernels, jobs, &places, scratch);
+        self.multiply(kernels, jobs, &places, scratch, out);
+    }
+
+    /// Quantises the distinct vectors of `jobs`.
+    fn quantise(
+        &self,
+        kernels: Kernels,
+        jobs: &[MatmulJob<'_>],
+        places: &Quantised,
+        scratch: &mut [u8],
+    ) {
+        let scratch = Disjoint::new(scratch);
+        let threads = if places.elements < SERIAL_ELEMENTS { 1 } else { self.threads() };
+        let task = |worker: usize| {
+            for (index, job) in jobs.iter().enumerate() {
+                let Some(form) = places.first[index] else { continue };
+                let (cols, bytes) = (job.w.cols(), form.column_bytes(job.w.cols()));
+                for column in (0..job.batch).filter(|column| column % threads == worker) {
+                    let start = places.starts[index] + column * bytes;
+                    // SAFETY: jobs with vectors of their own have bytes of their own, and each
+                    // column is one worker's.
+                    let out = unsafe { scratch.slice(start..start + bytes) };
+                    kernels.quantise(&job.x[column * cols..(column + 1) * cols], form, out);
+                }
+            }
+        };
+        if threads == 1 { task(0) } else { self.run(task) }
+    }
+
+    fn multiply(
+        &self,
+        kernels: Kernels,
+        jobs: &[MatmulJob<'_>],
+        places: &Quantised,
+        scratch: &[u8],
+        out: &mut [f32],
+    ) {
+        let out = Disjoint::new(out);
+        let rows_of = |index: usize, rows: Range<usize>, offset: usize| {
+            let MatmulJob { w, x, batch } = &jobs[index];
+            let put = |row: usize, column: usize, value: f32| {
+                // SAFETY: rows of a job are computed once and results of jobs do not overlap, so that
+                // no other thread touches this element; `write` checks that it exists.
+                unsafe { out.write(offset + column * w.rows() + row, value) }
+            };
+            match (kernels.form(w.element()), w.element()) {
+                (Some(_), ElementType::Packed(packed)) => {
+                    let x = &scratch[places.starts[index]..];
+                    kernels.matmul_rows_quantised((w, packed), rows, x, *batch, put);
+                }
+                _ => kernels.matmul_rows(w, rows, x, *batch, put),
+            }
+        };
+        let cost: usize = jobs.iter().map(MatmulJob::cost).sum();
+        if cost < SERIAL_COST || self.threads() == 1 {
+            let mut offset = 0;
+            for (index, job) in jobs.iter().enumerate() {
+                rows_of(index, 0..job.w.rows(), offset);
+                offset += job.out_len();
+            }
+            return;
+        }
+        let block =
+            (cost / (self.threads() * BLOCKS_PER_WORKER)).clamp(BLOCK_COST.start, BLOCK_COST.end);
+        let next = AtomicUsize::new(0);
+        self.run(|_| {
+            // The first block of job `job`, and where its result begins.
+            let (mut job, mut first, mut offset) = (0, 0, 0);
+            loop {
+                let index = next.fetch_add(1, Relaxed);
+                loop {
+                    let Some(of) = jobs.get(job) else { return };
+                    let per_block = of.rows_per_block(block);
+                    let blocks = of.w.rows().div_ceil(per_block);
+                    if index < first + blocks {
+                        let start = (index - first) * per_block;
+                        rows_of(job, start..(start + per_block).min(of.w.rows()), offset);
+                        break;
+                    }
+                    first += blocks;
+                    offset += of.out_len();
+                    job += 1;
+                }
+            }
+        });
+    }
+}
