@@ -2,6 +2,8 @@
 //! usage, I/O or internal; 3 warnings under --strict; 130 interrupted.
 
 use tierkeep_engine::EngineError;
+use tierkeep_engine::bench::products::ProductError;
+use tierkeep_engine::bench::stream::TraceError;
 use tierkeep_engine::compare::CompareError;
 use tierkeep_engine::convert::ConvertError;
 use tierkeep_engine::text::TextError;
@@ -137,6 +139,10 @@ fn class(error: &anyhow::Error) -> Class {
             text(e)
         } else if let Some(e) = cause.downcast_ref::<ConvertError>() {
             convert(e)
+        } else if let Some(e) = cause.downcast_ref::<ProductError>() {
+            product(e)
+        } else if cause.downcast_ref::<TraceError>().is_some() {
+            failure("usage")
         } else if let Some(e) = cause.downcast_ref::<CompareError>() {
             compare(e)
         } else if let Some(e) = cause.downcast_ref::<PairRefusal>() {
@@ -282,6 +288,14 @@ fn convert(error: &ConvertError) -> Class {
         | ConvertError::HeaderTooLarge { .. }
         | ConvertError::Threads { .. }
         | ConvertError::Interrupted => failure("convert"),
+    }
+}
+
+fn product(error: &ProductError) -> Class {
+    match error {
+        ProductError::Element { .. } | ProductError::Shape { .. } => failure("usage"),
+        ProductError::Memory { .. } => verdict("engine.memory"),
+        ProductError::Engine(e) => engine(e),
     }
 }
 

@@ -45,6 +45,12 @@ pub fn memory() -> Fact<ProcessMemory> {
     memory_in(&Tree::live())
 }
 
+/// Sets the mark of the most that was resident (`VmHWM`) back to what is resident now. Returns whether
+/// the system let it: Linux does, unless `/proc` is read-only.
+pub fn restart_peak() -> bool {
+    cfg!(target_os = "linux") && std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 /// What this process has read since it began.
 pub fn io() -> Fact<ProcessIo> {
     io_in(&Tree::live())

@@ -216,6 +216,14 @@ impl Counters {
         }
     }
 
+    /// Forgets what was counted.
+    pub(crate) fn clear(&mut self) {
+        self.prefill.fill(AccessCounts::default());
+        self.decode.fill(AccessCounts::default());
+        self.prefill_touched.bits.fill(0);
+        self.decode_touched.bits.fill(0);
+    }
+
     pub(crate) fn layer(&mut self, phase: Phase, layer: usize) -> LayerCounter<'_> {
         let (counts, touched) = match phase {
             Phase::Prefill => (&mut self.prefill, &mut self.prefill_touched),
@@ -269,6 +277,8 @@ mod tests {
         let decode = counters.total(Phase::Decode);
         assert_eq!((decode.pinned_hits, decode.cache_hits, decode.misses), (2, 1, 1));
         assert_eq!(counters.total(Phase::Prefill).hit_rate(), Some(0.0));
+        counters.clear();
+        assert_eq!((counters.distinct(0), counters.total(Phase::Decode).accesses()), (0, 0));
     }
 
     #[test]

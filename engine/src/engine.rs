@@ -476,6 +476,11 @@ impl Engine {
         &self.counters
     }
 
+    /// Begins to count accesses anew; experts stay where they are.
+    pub fn restart_counters(&mut self) {
+        self.counters.clear();
+    }
+
     /// Slots that hold no expert yet, with their bytes: memory that is bound and that nothing has been
     /// written to. Goes through every slot.
     #[must_use]

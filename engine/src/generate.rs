@@ -262,7 +262,7 @@ pub fn generate(
 
 /// The accesses of a token as a usage history takes them, its routing being as [`Engine::last_routing`]
 /// has it: experts without weights leave [`NO_ACCESS`] at the end of their layer.
-fn accesses(router: &RouterSpec, routing: &[u32], into: &mut [u16]) {
+pub(crate) fn accesses(router: &RouterSpec, routing: &[u32], into: &mut [u16]) {
     let k = router.n_experts_active;
     for (chosen, into) in routing.chunks_exact(k).zip(into.chunks_exact_mut(k)) {
         into.fill(NO_ACCESS);

@@ -9,6 +9,7 @@
 extern crate self as tierkeep_engine;
 
 mod attention;
+pub mod bench;
 pub mod compare;
 mod compute;
 pub mod convert;

@@ -2,6 +2,7 @@
 //! structs; nothing is looked up here.
 #![allow(rustdoc::broken_intra_doc_links, reason = "help writes what may be left out in brackets")]
 
+mod bench;
 mod compare;
 mod convert;
 mod demo;
@@ -17,6 +18,9 @@ mod verify;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use self::bench::{
+    BenchArgs, BenchModelArgs, BenchVerb, KernelArgs, StreamArg, Sweep, Vary,
+};
 pub(crate) use self::compare::{CompareArgs, Input, PairArgs};
 pub(crate) use self::convert::ConvertArgs;
 pub(crate) use self::demo::DemoArgs;
@@ -116,6 +120,8 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  tierkeep run plan.toml -p \"What is 2+2?\"\n  tierkeep run examples/glm-nano --ram 32MB -p \"Count from 3 to 14.\"\n  tierkeep run MODEL --ids 1,2,3 -n 16 --json\n  tierkeep run plan.toml --ids @prompt.ids --report report.json --layers\n  echo \"some text to go on with\" | tierkeep run MODEL --raw -p -"
     )]
     Run(RunArgs),
+    /// Measure how fast a model runs, and how close that is to what this machine can give.
+    Bench(BenchArgs),
     /// Compare a model's tokens and logits with the reference's answers beside it.
     #[command(
         after_help = "Examples:\n  tierkeep verify examples/glm-nano\n  tierkeep verify tests/oracles/olmoe --layers\n  tierkeep verify MODEL --ram 2GB --batch 16 --isa scalar --json"
@@ -136,6 +142,9 @@ pub(crate) enum Verb {
     /// Execute instructions of the given sets; `doctor` runs this in a child process.
     #[command(hide = true)]
     TryInstructions(TrialArgs),
+    /// Time reading of memory; `bench` runs this in a child process.
+    #[command(hide = true)]
+    MeasureMemory,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The verbs: each calls the crates and hands what they return to `render`. No arithmetic on models
 //! or memory, no hardware access, no printing.
 
+mod bench;
 mod compare;
 mod convert;
 pub(crate) mod demo;
@@ -75,11 +76,13 @@ pub(crate) fn run(verb: &Verb, context: &Context) -> Result<Outcome> {
         Verb::Inspect(args) => inspect::run(args, context),
         Verb::Plan(args) => plan::run(args, context),
         Verb::Run(args) => run::run(args, context),
+        Verb::Bench(args) => bench::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Compare(args) => compare::run(args, context),
         Verb::Convert(args) => convert::run(args, context),
         Verb::Usage(args) => usage::run(args, context),
         Verb::Demo(args) => demo::run(args, context),
         Verb::TryInstructions(args) => trial::run(args),
+        Verb::MeasureMemory => bench::memory::run(),
     }
 }

@@ -2,7 +2,7 @@
 //! run goes on with.
 
 mod prompt;
-mod ready;
+pub(super) mod ready;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,7 @@
 
 mod answer;
 mod bar;
+mod bench;
 mod compared;
 mod conversion;
 mod conversion_cost;
@@ -40,6 +41,10 @@ use serde::Serialize;
 
 pub(crate) use answer::Answer;
 pub(crate) use bar::Bar;
+pub(crate) use bench::{
+    BENCH_CSV_HEADER, Bandwidth, BenchRow, BenchView, CurveView, KERNELS_CSV_HEADER, KernelView,
+    bench, bench_csv, bench_json, kernels, kernels_csv, kernels_json, progress_of_bench,
+};
 pub(crate) use compared::{differences, staleness};
 pub(crate) use conversion::{DryRun, PlanAfter, conversion, was_finished};
 pub(crate) use conversion_cost::Cost;

@@ -47,7 +47,7 @@ impl std::error::Error for PlanAgain {
 
 /// Refuses a plan that cannot be executed here and now; warns of what will be worse than planned.
 /// Returns whether it warned.
-pub(super) fn check(
+pub(crate) fn check(
     (plan, model): (&Plan, &Catalogue),
     today: &Facts,
     allow_overcommit: bool,
@@ -73,7 +73,7 @@ pub(super) fn check(
 }
 
 /// Warns where fewer threads run than the plan has; returns whether it did.
-pub(super) fn check_threads(plan: &Plan) -> bool {
+pub(crate) fn check_threads(plan: &Plan) -> bool {
     let Some(&running) = process::threads().value() else { return false };
     let planned = plan.engine.threads;
     if running < planned {
