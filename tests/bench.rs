@@ -200,10 +200,7 @@ fn what_cannot_be_measured_is_refused_by_name() {
         let model = root().join(NANO);
         let tiny = ["bench", model.to_str().unwrap(), "--no-measure", "--decode", "1", "--json"];
         let ran = tierkeep(folder.path(), &[&tiny[..], counts, args].concat());
-        assert!(
-            ran.code == 2 || kind == "engine.unknown_token" && ran.code == 2,
-            "{args:?}: {ran:?}"
-        );
+        assert_eq!(ran.code, 2, "{args:?}: {ran:?}");
         let at = ran.out.rfind("{\n  \"error\"").unwrap_or(0);
         let error: Value =
             serde_json::from_str(&ran.out[at..]).unwrap_or_else(|e| panic!("{e}: {ran:?}"));

@@ -121,7 +121,7 @@ pub(crate) enum Verb {
     )]
     Run(RunArgs),
     /// Measure how fast a model runs, and how close that is to what this machine can give.
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Compare a model's tokens and logits with the reference's answers beside it.
     #[command(
         after_help = "Examples:\n  tierkeep verify examples/glm-nano\n  tierkeep verify tests/oracles/olmoe --layers\n  tierkeep verify MODEL --ram 2GB --batch 16 --isa scalar --json"
