@@ -17,6 +17,7 @@ import argparse, json, os, statistics, subprocess, sys, tempfile, threading, tim
 
 import numpy as np
 
+SAME_TOKENS = 16
 HERE = os.path.dirname(os.path.abspath(__file__))
 COLUMNS = ["what", "pair", "context", "prompt", "decode", "threads", "repack", "kv", "numerics", "memory",
            "peer_prefill_tokens_per_s", "peer_decode_tokens_per_s", "prefill_tokens_per_s", "decode_tokens_per_s",
@@ -71,7 +72,7 @@ class Group:
 
     def __init__(self, args):
         self.prefix, self.folder = [], None
-        if args.memory is None:
+        if args is None or args.memory is None:
             return
         limit = size(args.memory)
         if args.systemd:
@@ -107,14 +108,41 @@ def started(command, group):
 def peer(binary, args, group):
     prompt = min(args.prompt, args.context)
     command = [binary, os.path.join(args.models, "peer.gguf"), os.path.join(args.models, "ids.txt"),
-               args.context - prompt, prompt, args.decode, args.threads, int(not args.no_repack), args.kv, args.warm_up]
+               args.context - prompt, prompt, args.decode, args.threads, int(not args.no_repack), args.kv, args.warm_up, 0]
     out, note = started([str(word) for word in command], group)
     if out is None:
         return {}, note
-    distinct = sorted(out["distinct"])
     return {"peer_prefill_tokens_per_s": prompt / out["prefill_s"],
-            "peer_decode_tokens_per_s": args.decode / sum(out["steps_s"]),
-            "peer_experts_least": distinct[0], "peer_experts_median": distinct[(len(distinct) - 1) // 2]}, ""
+            "peer_decode_tokens_per_s": args.decode / sum(out["steps_s"])}, ""
+
+
+def experts_of_peer(binary, args):
+    """Counted once and apart, for the same tokens take the same experts each time, and counting slows it down."""
+    prompt = min(args.prompt, args.context)
+    command = [binary, os.path.join(args.models, "peer.gguf"), os.path.join(args.models, "ids.txt"),
+               args.context - prompt, prompt, args.decode, args.threads, 0, args.kv, 0, 1]
+    out, note = started([str(word) for word in command], Group(None))
+    if out is None:
+        sys.exit(f"llama.cpp: {note}")
+    # Of the last layer it computes only what logits are asked for.
+    distinct = sorted(out["distinct"][:-1])
+    return {"peer_experts_least": distinct[0], "peer_experts_median": distinct[(len(distinct) - 1) // 2]}
+
+
+def check_same(binary, args):
+    """Both say which token is the most likely after a prompt; it is the same where both run the same model."""
+    ids = open(os.path.join(args.models, "ids.txt")).read().split()[:SAME_TOKENS]
+    command = [binary, os.path.join(args.models, "peer.gguf"), os.path.join(args.models, "ids.txt"), 0, SAME_TOKENS, 0,
+               args.threads, 0, "f32", 0, 0]
+    theirs, note = started([str(word) for word in command], Group(None))
+    command = [args.tierkeep, "run", os.path.join(args.models, "tierkeep"), "--no-usage", "--no-measure", "--json", "-n", "1",
+               "--ignore-stop", "--ids", ",".join(ids)]
+    own, own_note = started(command, Group(None))
+    if theirs is None or own is None:
+        sys.exit(f"llama.cpp: {note or 'runs'}; tierkeep: {own_note or 'runs'}")
+    best = [theirs["best"], own["report"]["tokens"][0]]
+    said = "the same" if best[0] == best[1] else "not the same (as with other groups of scales than 32)"
+    print(f"most likely token after {SAME_TOKENS}: {best[0]} and {best[1]}, {said}")
 
 
 def ours(args, group):
@@ -193,6 +221,8 @@ def main():
     common = {"what": "llama.cpp and tierkeep", "context": args.context, "prompt": min(args.prompt, args.context),
               "decode": args.decode, "threads": args.threads, "repack": not args.no_repack, "kv": args.kv,
               "memory": args.memory or "all"}
+    check_same(binary, args)
+    common.update(experts_of_peer(binary, args))
     most, rows = bandwidth(args.threads), []
     for at in range(args.pairs):
         row = dict(common, pair=at + 1, note="")
@@ -217,8 +247,8 @@ def main():
         show(finish(row, most))
     medians = dict(common, pair="median", note="")
     for key in ["peer_prefill_tokens_per_s", "peer_decode_tokens_per_s", "prefill_tokens_per_s", "decode_tokens_per_s",
-                "hit_rate", "read_bytes_per_token", "touched_weight_bytes", "peak_bytes", "peer_experts_least",
-                "peer_experts_median", "experts_least", "experts_median", "experts_of"]:
+                "hit_rate", "read_bytes_per_token", "touched_weight_bytes", "peak_bytes", "experts_least", "experts_median",
+                "experts_of"]:
         values = [row[key] for row in rows if row.get(key) is not None]
         medians[key] = statistics.median(values) if values else None
     medians["numerics"] = rows[0].get("numerics") if rows else None

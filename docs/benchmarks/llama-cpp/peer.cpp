@@ -1,8 +1,9 @@
 // Runs given token ids through llama.cpp and times them: fills the sequence, then a prompt, then one token
-// after another, as `tierkeep bench` does; then the same once more, untimed, to count which experts were
-// used. One line of JSON on standard output.
+// after another, as `tierkeep bench` does; then, with COUNT, the same once more, untimed, to count which
+// experts were used. One line of JSON on standard output.
 //
-//   peer MODEL.gguf IDS FILL PROMPT DECODE THREADS REPACK(0|1) KV(f16|f32) WARMUP
+//   peer MODEL.gguf IDS FILL PROMPT DECODE THREADS REPACK(0|1) KV(f16|f32) WARMUP COUNT(0|1)
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -10,14 +11,14 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
 
-using Experts = std::map<std::string, std::set<int32_t>>;
+// Which experts each layer gave a token to.
+using Experts = std::map<int, std::set<int32_t>>;
 
 // Called before a tensor is computed (ask), to say whether its values are wanted, and after.
 static bool note_experts(ggml_tensor * t, bool ask, void * data) {
@@ -26,7 +27,7 @@ static bool note_experts(ggml_tensor * t, bool ask, void * data) {
     std::vector<int32_t> row(t->ne[0]);
     for (int64_t at = 0; at < t->ne[1]; at++) {
         ggml_backend_tensor_get(t, row.data(), at * t->nb[1], row.size() * sizeof(int32_t));
-        (*static_cast<Experts *>(data))[t->name].insert(row.begin(), row.end());
+        (*static_cast<Experts *>(data))[std::atoi(t->name + 13)].insert(row.begin(), row.end());
     }
     return true;
 }
@@ -37,6 +38,7 @@ static double now() {
 
 struct Times {
     double fill = 0, prompt = 0;
+    int best = -1;  // the most likely token after the prompt
     std::vector<double> steps;
 };
 
@@ -58,6 +60,9 @@ static bool run(llama_context * context, std::vector<llama_token> & ids, int fil
     start = now();
     if (!feed(fill, prompt)) return false;
     times.prompt = now() - start;
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)));
+    const float * logits = llama_get_logits_ith(context, -1);
+    times.best = (int) (std::max_element(logits, logits + n_vocab) - logits);
     for (int at = 0; at < decode; at++) {
         start = now();
         if (!feed(fill + prompt + at, 1)) return false;
@@ -67,8 +72,8 @@ static bool run(llama_context * context, std::vector<llama_token> & ids, int fil
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 10) {
-        std::fprintf(stderr, "peer MODEL IDS FILL PROMPT DECODE THREADS REPACK KV WARMUP\n");
+    if (argc != 11) {
+        std::fprintf(stderr, "peer MODEL IDS FILL PROMPT DECODE THREADS REPACK KV WARMUP COUNT\n");
         return 2;
     }
     const int fill = std::atoi(argv[3]), prompt = std::atoi(argv[4]), decode = std::atoi(argv[5]);
@@ -108,10 +113,11 @@ int main(int argc, char ** argv) {
     params.cb_eval = note_experts;
     params.cb_eval_user_data = &experts;
     context = llama_init_from_model(model, params);
-    if (context == nullptr || !run(context, ids, fill, prompt, decode, unused)) return 1;
+    if (context == nullptr) return 1;
+    if (std::atoi(argv[10]) != 0 && !run(context, ids, fill, prompt, decode, unused)) return 1;
     std::printf("{\"load_s\": %.4f, \"fill_s\": %.5f, \"prefill_s\": %.5f, \"steps_s\": [", load, times.fill, times.prompt);
     for (size_t at = 0; at < times.steps.size(); at++) std::printf("%s%.6f", at ? ", " : "", times.steps[at]);
-    std::printf("], \"distinct\": [");
+    std::printf("], \"best\": %d, \"distinct\": [", times.best);
     bool first = true;
     for (const auto & layer : experts) {
         std::printf("%s%zu", first ? "" : ", ", layer.second.size());
