@@ -236,14 +236,18 @@ fn single_products_are_timed_and_listed() {
     let ran = tierkeep(folder.path(), &[&args[..], &["--json", "--csv", "k.csv"]].concat());
     assert_eq!(ran.code, 0, "{ran:?}");
     let products = ran.json()["products"].as_array().unwrap().clone();
-    assert_eq!(products.len(), 8);
+    // Two types, shapes and batches, and for packed integers two arithmetics.
+    assert_eq!(products.len(), 4 + 8);
     assert_eq!(products[0]["product"]["element"], "bf16");
+    let fast: Vec<&Value> =
+        products.iter().filter(|p| p["product"]["numerics"] == "fast").collect();
+    assert!(fast.len() == 4 && fast.iter().all(|p| p["product"]["element"] != "bf16"));
     // 8 x 64 in bf16 are 1024 bytes: 7 copies in 8 kB.
     assert_eq!(
         (products[0]["copies"].as_u64(), products[0]["bytes"].as_u64()),
         (Some(7), Some(7168))
     );
-    assert_eq!(fs::read_to_string(folder.path().join("k.csv")).unwrap().lines().count(), 9);
+    assert_eq!(fs::read_to_string(folder.path().join("k.csv")).unwrap().lines().count(), 13);
     let ran = tierkeep(folder.path(), &args);
     assert!(ran.code == 0 && ran.out.contains("G weights/s"), "{ran:?}");
     for (args, said) in [
@@ -256,4 +260,29 @@ fn single_products_are_timed_and_listed() {
             tierkeep(folder.path(), &[&["bench", "kernels", "--no-measure"], &args[..]].concat());
         assert!(ran.code == 2 && ran.err.contains(said), "{args:?}: {ran:?}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_shows_what_was_finished() {
+    use std::process::{Command, Stdio};
+
+    let folder = TempDir::new().unwrap();
+    let model = root().join(NANO);
+    let endless =
+        ["--repeat", "100000", "--decode", "2", "--prompt", "4", "--no-measure", "--json"];
+    let mut command = binary::command(folder.path());
+    command.args(["bench", model.to_str().unwrap(), "--usage", "history"]).args(endless);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It is written when a round is done.
+    while !folder.path().join("history").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["ended"], "interrupted");
+    assert!(json["rows"][0]["figures"]["repeats"].as_u64().unwrap() >= 1, "{json}");
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tierkeep_engine::bench::products::ProductNumerics;
 use tierkeep_plans::units::SizeRequest;
 
 use super::{IsaName, ModelArg, PlanningArgs};
@@ -116,6 +117,9 @@ pub(crate) struct KernelArgs {
     /// Vectors at once.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8")]
     pub(crate) batch: Vec<usize>,
+    /// What activations are: floats (exact) or, against packed integers, 8 bits (fast).
+    #[arg(long, value_name = "HOW,...", value_delimiter = ',', default_value = "exact,fast")]
+    pub(crate) numerics: Vec<KernelNumerics>,
     /// Instruction sets. Default: the best of this machine.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) isa: Vec<IsaName>,
@@ -137,6 +141,22 @@ pub(crate) struct KernelArgs {
     /// Do not time memory between the measurements.
     #[arg(long)]
     pub(crate) no_measure: bool,
+}
+
+/// What activations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KernelNumerics {
+    Exact,
+    Fast,
+}
+
+impl From<KernelNumerics> for ProductNumerics {
+    fn from(numerics: KernelNumerics) -> Self {
+        match numerics {
+            KernelNumerics::Exact => Self::Exact,
+            KernelNumerics::Fast => Self::Fast,
+        }
+    }
 }
 
 /// What a curve is drawn over.

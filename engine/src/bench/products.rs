@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use serde::Serialize;
-use tierkeep_kernels::{ElementType, Isa, Kernels, Matrix, MatrixError, Pool};
+use tierkeep_kernels::{Arithmetic, ElementType, Isa, Kernels, Matrix, MatrixError, Pool};
 
 use super::statistics::Repeats;
 use crate::error::EngineError;
@@ -15,6 +15,34 @@ const MOST_BYTES: usize = 1 << 36;
 
 /// Where weights and scales of a copy begin: at multiples of this.
 const ALIGN: usize = 64;
+
+/// What activations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProductNumerics {
+    /// Floats.
+    Exact,
+    /// Integers of 8 bits, against packed integers; quantising them is part of the time.
+    Fast,
+}
+
+impl ProductNumerics {
+    /// Its name in plans and options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+        }
+    }
+
+    fn arithmetic(self) -> Arithmetic {
+        match self {
+            Self::Exact => Arithmetic::Exact,
+            Self::Fast => Arithmetic::Fast,
+        }
+    }
+}
 
 /// One product.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +55,8 @@ pub struct Product {
     pub cols: usize,
     /// Vectors.
     pub batch: usize,
+    /// What activations are.
+    pub numerics: ProductNumerics,
     /// Instruction set.
     pub isa: String,
     /// Threads.
@@ -105,6 +135,22 @@ pub fn element_names() -> Vec<String> {
     ElementType::all().map(|element| element.to_string()).collect()
 }
 
+/// Whether products of a stored type are other ones with fast numerics. A name that is none has no others.
+#[must_use]
+pub fn has_fast(name: &str) -> bool {
+    match element(name) {
+        Ok(ElementType::Packed(_)) => true,
+        Ok(
+            ElementType::F32
+            | ElementType::F16
+            | ElementType::Bf16
+            | ElementType::Fp8(_)
+            | ElementType::MxFp4,
+        )
+        | Err(_) => false,
+    }
+}
+
 fn element(name: &str) -> Result<ElementType, ProductError> {
     ElementType::all()
         .find(|element| element.to_string() == name)
@@ -133,6 +179,7 @@ impl Ready {
         let element = element(&product.element)?;
         let isa = product.isa.parse::<Isa>().map_err(EngineError::from)?;
         let kernels = Kernels::new(isa).map_err(EngineError::from)?;
+        let kernels = kernels.with(product.numerics.arithmetic());
         let data = element.row_bytes(cols) * rows;
         let scales = element.scale_rows(0, rows) * element.row_scale_bytes(cols);
         let copies = (working_bytes / (data + scales)).max(1);
@@ -256,14 +303,28 @@ mod tests {
     use super::*;
 
     fn product(element: &str) -> Product {
-        let isa = "scalar".to_owned();
-        Product { element: element.to_owned(), rows: 5, cols: 131, batch: 2, isa, threads: 1 }
+        let (isa, numerics) = ("scalar".to_owned(), ProductNumerics::Exact);
+        Product {
+            element: element.to_owned(),
+            rows: 5,
+            cols: 131,
+            batch: 2,
+            numerics,
+            isa,
+            threads: 1,
+        }
     }
 
     #[test]
     fn every_type_is_timed_on_finite_numbers() {
-        let products: Vec<Product> = element_names().iter().map(|name| product(name)).collect();
+        let mut products: Vec<Product> = element_names().iter().map(|name| product(name)).collect();
         assert!(products.len() > 10);
+        let packed = products.iter().filter(|product| has_fast(&product.element));
+        let fast = packed.map(|p| Product { numerics: ProductNumerics::Fast, ..p.clone() });
+        products.extend(fast.collect::<Vec<_>>());
+        assert!(
+            products.iter().any(|p| p.numerics == ProductNumerics::Fast && p.element == "int8")
+        );
         let speeds =
             time_products(&products, 4096, 2, &mut |_, _| ControlFlow::Continue(())).unwrap();
         assert_eq!(speeds.len(), products.len());

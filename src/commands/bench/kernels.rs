@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result};
 use tierkeep_doctor::Probe;
-use tierkeep_engine::bench::products::{Product, element_names, time_products};
+use tierkeep_engine::bench::products::{
+    Product, ProductNumerics, element_names, has_fast, time_products,
+};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 use tierkeep_plans::whole_file;
 
@@ -108,18 +110,28 @@ fn products(args: &KernelArgs) -> Result<Vec<Product>> {
             for &batch in &args.batch {
                 for isa in &isas {
                     for &threads in &threads {
-                        products.push(Product {
+                        products.extend(numerics(args, element).map(|numerics| Product {
                             element: element.clone(),
                             rows: shape.rows,
                             cols: shape.cols,
                             batch,
+                            numerics,
                             isa: isa.clone(),
                             threads,
-                        });
+                        }));
                     }
                 }
             }
         }
     }
     Ok(products)
+}
+
+/// Those that were asked for and that differ for a stored type.
+fn numerics<'a>(
+    args: &'a KernelArgs,
+    element: &'a str,
+) -> impl Iterator<Item = ProductNumerics> + use<'a> {
+    let all = args.numerics.iter().map(|&numerics| ProductNumerics::from(numerics));
+    all.filter(|numerics| *numerics == ProductNumerics::Exact || has_fast(element))
 }

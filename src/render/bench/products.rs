@@ -9,7 +9,7 @@ use super::{Bandwidth, NONE};
 use crate::render::{Style, date, percent, plural, table};
 
 /// The header of a CSV file.
-pub(crate) const KERNELS_CSV_HEADER: &str = "commit,date,type,rows,cols,batch,isa,threads,bytes,copies,passes,seconds,seconds_least,seconds_most,weights_per_s,bytes_per_s,memory_bytes_per_s,memory_share";
+pub(crate) const KERNELS_CSV_HEADER: &str = "commit,date,type,rows,cols,batch,numerics,isa,threads,bytes,copies,passes,seconds,seconds_least,seconds_most,weights_per_s,bytes_per_s,memory_bytes_per_s,memory_share";
 
 /// Everything that is shown.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,7 @@ pub(crate) fn kernels(view: &KernelView<'_>, style: Style) -> String {
         "type",
         "rows x cols",
         "batch",
+        "numerics",
         "isa",
         "threads",
         "G weights/s",
@@ -53,6 +54,7 @@ pub(crate) fn kernels(view: &KernelView<'_>, style: Style) -> String {
             product.element.clone(),
             format!("{} x {}", product.rows, product.cols),
             product.batch.to_string(),
+            product.numerics.name().to_owned(),
             product.isa.clone(),
             product.threads.to_string(),
             format!("{:.2}", speed.weights_per_s() / 1e9),
@@ -61,7 +63,7 @@ pub(crate) fn kernels(view: &KernelView<'_>, style: Style) -> String {
             percent(speed.seconds.spread()),
         ]);
     }
-    for column in [2, 4, 5, 6, 7, 8] {
+    for column in [2, 5, 6, 7, 8, 9] {
         table::right(&mut rows, column);
     }
     let mut text = table::text(&rows);
@@ -105,6 +107,7 @@ pub(crate) fn kernels_csv(view: &KernelView<'_>, unix_s: u64) -> String {
             product.rows.to_string(),
             product.cols.to_string(),
             product.batch.to_string(),
+            product.numerics.name().to_owned(),
             product.isa.clone(),
             product.threads.to_string(),
             speed.bytes.to_string(),

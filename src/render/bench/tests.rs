@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tierkeep_engine::bench::products::{Product, ProductSpeed};
+use tierkeep_engine::bench::products::{Product, ProductNumerics, ProductSpeed};
 use tierkeep_engine::bench::statistics::Repeats;
 use tierkeep_engine::bench::summary::{Circumstances, Held, Summary};
 use tierkeep_engine::bench::{Distinct, Sample, TouchedBytes, Work};
@@ -199,6 +199,7 @@ fn speeds() -> Vec<ProductSpeed> {
         rows: 1024,
         cols: 2048,
         batch: 1,
+        numerics: ProductNumerics::Fast,
         isa: "avx512".to_owned(),
         threads: 2,
     };
