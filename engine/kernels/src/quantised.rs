@@ -42,28 +42,26 @@ impl Form {
         Self { bits: packed.bits, unit }
     }
 
-    /// Where element `index` lies among the bytes.
+    /// Fields of a byte of weights.
+    const fn fields(self) -> usize {
+        match self.bits {
+            PackedBits::Eight => 1,
+            PackedBits::Four => 2,
+            PackedBits::Two => 4,
+        }
+    }
+
+    /// Where element `index` lies among the bytes: in its unit first what meets the first fields of bytes of
+    /// weights, then what meets the second ones. Of four fields in a unit of 32, which do not fill
+    /// 128 bits, the third come second.
     #[inline(always)]
     pub(crate) const fn place(self, index: usize) -> usize {
-        match (self.bits, self.unit) {
-            (PackedBits::Eight, _) => index,
-            // Of 128 elements, first those in low nibbles, then those in high ones.
-            (PackedBits::Four, _) => {
-                let (block, at) = (index / 128 * 128, index % 128);
-                block + at % 2 * 64 + at / 2
-            }
-            // Of 128 elements, first those in the first and the third field of their byte, by units.
-            (PackedBits::Two, 32) => {
-                let (block, at) = (index / 128 * 128, index % 128);
-                let (unit, field, byte) = (at / 32, at % 4, at % 32 / 4);
-                block + field % 2 * 64 + unit * 16 + field / 2 * 8 + byte
-            }
-            // Of 256 elements, first those in the first field of their byte, and so on.
-            (PackedBits::Two, _) => {
-                let (block, at) = (index / 256 * 256, index % 256);
-                block + at % 4 * 64 + at / 4
-            }
-        }
+        let (unit, at, fields) = (index / self.unit, index % self.unit, self.fields());
+        let field = match (fields, self.unit) {
+            (4, 32) => [0, 2, 1, 3][at % 4],
+            _ => at % fields,
+        };
+        unit * self.unit + field * (self.unit / fields) + at / fields
     }
 
     /// What kernels add to a stored element to have no sign.
@@ -124,6 +122,7 @@ pub(crate) fn quantise(x: &[f32], form: Form, out: &mut [u8]) {
     let padded = x.len().next_multiple_of(PADDED);
     let (bytes, rest) = out.split_at_mut(padded);
     let (scales, corrections) = rest.split_at_mut(padded / form.unit * 4);
+    let groups = bytes.as_chunks_mut::<GROUP>().0;
     let scales = scales.as_chunks_mut::<4>().0;
     let corrections = corrections.as_chunks_mut::<4>().0;
     let (whole, rest) = x.as_chunks::<GROUP>();
@@ -136,7 +135,7 @@ pub(crate) fn quantise(x: &[f32], form: Form, out: &mut [u8]) {
             None if group == whole.len() => round(&last),
             None => ([0; GROUP], 0.0),
         };
-        put(&integers, form, group, bytes);
+        put(&integers, form, &mut groups[group]);
         for (part, integers) in integers.chunks_exact(form.unit).enumerate() {
             let unit = group * per_group + part;
             let sum: i32 = integers.iter().map(|&q| i32::from(q)).sum();
@@ -170,26 +169,23 @@ fn round(x: &[f32; GROUP]) -> ([i8; GROUP], f32) {
 
 /// Puts the integers of a group where [`Form::place`] says.
 #[inline(always)]
-fn put(integers: &[i8; GROUP], form: Form, group: usize, bytes: &mut [u8]) {
-    let start = group * GROUP;
+fn put(integers: &[i8; GROUP], form: Form, out: &mut [u8; GROUP]) {
     match (form.bits, form.unit) {
         (PackedBits::Eight, _) => {
-            for (byte, q) in bytes[start..start + GROUP].iter_mut().zip(integers) {
+            for (byte, q) in out.iter_mut().zip(integers) {
                 *byte = q.cast_unsigned();
             }
         }
-        (PackedBits::Four, _) => {
-            let start = form.place(start);
+        (PackedBits::Four, 64) => {
+            let (even, odd) = out.split_at_mut(GROUP / 2);
             let pairs = integers.as_chunks::<2>().0;
-            for (half, bytes) in bytes[start..start + 96].chunks_mut(64).enumerate() {
-                for (byte, pair) in bytes.iter_mut().zip(pairs) {
-                    *byte = pair[half].cast_unsigned();
-                }
+            for ((even, odd), pair) in even.iter_mut().zip(odd).zip(pairs) {
+                (*even, *odd) = (pair[0].cast_unsigned(), pair[1].cast_unsigned());
             }
         }
-        (PackedBits::Two, _) => {
+        (PackedBits::Four | PackedBits::Two, _) => {
             for (index, q) in integers.iter().enumerate() {
-                bytes[form.place(start + index)] = q.cast_unsigned();
+                out[form.place(index)] = q.cast_unsigned();
             }
         }
     }

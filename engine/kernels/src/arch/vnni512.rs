@@ -236,6 +236,8 @@ unsafe fn products<const BITS: usize, const UNIT: usize>(
     vector: usize,
 ) -> __m512i {
     let planes = planes(BITS, UNIT);
+    // SAFETY: as promised by the caller.
+    let x = unsafe { gather::<BITS, UNIT>(x.add(vector * planes * 64)) };
     let mut sums = [_mm512_setzero_si512(); TILE_ROWS];
     for (sum, row) in sums.iter_mut().zip(places.rows) {
         // SAFETY: as promised by the caller.
@@ -247,7 +249,7 @@ unsafe fn products<const BITS: usize, const UNIT: usize>(
                 spread(_mm256_loadu_si256(at.cast()))
             }
         };
-        for plane in 0..planes {
+        for (plane, &x) in x.iter().enumerate().take(planes) {
             let fields = match (BITS, plane) {
                 (8, _) => _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)),
                 (4, 0) => _mm512_and_si512(bytes, _mm512_set1_epi8(15)),
@@ -257,8 +259,6 @@ unsafe fn products<const BITS: usize, const UNIT: usize>(
                 (_, 2) => _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(3)),
                 _ => _mm512_and_si512(_mm512_srli_epi16::<6>(bytes), _mm512_set1_epi8(3)),
             };
-            // SAFETY: as promised by the caller.
-            let x = unsafe { _mm512_loadu_si512(x.add((vector * planes + plane) * 64).cast()) };
             *sum = _mm512_dpbusd_epi32(*sum, fields, x);
         }
     }
@@ -266,6 +266,47 @@ unsafe fn products<const BITS: usize, const UNIT: usize>(
     let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
     _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// What meets the first fields of a vector of weights, and so on: units are one after another at `x`, and in
+/// each what meets one field is.
+///
+/// # Safety
+///
+/// There are `planes` vectors at `x`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn gather<const BITS: usize, const UNIT: usize>(x: *const u8) -> [__m512i; 4] {
+    let mut at = [_mm512_setzero_si512(); 4];
+    for (plane, at) in at.iter_mut().enumerate().take(planes(BITS, UNIT)) {
+        // SAFETY: as promised by the caller.
+        *at = unsafe { _mm512_loadu_si512(x.add(plane * 64).cast()) };
+    }
+    match (BITS, UNIT) {
+        (8, _) => at,
+        (4, 64) => [
+            _mm512_shuffle_i32x4::<0b01_00_01_00>(at[0], at[1]),
+            _mm512_shuffle_i32x4::<0b11_10_11_10>(at[0], at[1]),
+            at[2],
+            at[3],
+        ],
+        (_, 32) => [
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(at[0], at[1]),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(at[0], at[1]),
+            at[2],
+            at[3],
+        ],
+        _ => {
+            let even = [0, 2].map(|i| _mm512_shuffle_i32x4::<0b10_00_10_00>(at[i], at[i + 1]));
+            let odd = [0, 2].map(|i| _mm512_shuffle_i32x4::<0b11_01_11_01>(at[i], at[i + 1]));
+            [
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(even[0], even[1]),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(odd[0], odd[1]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(even[0], even[1]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(odd[0], odd[1]),
+            ]
+        }
+    }
 }
 
 /// Of each 8 bytes first those, then those shifted right by four, which leaves bits of neighbours above.
