@@ -7,15 +7,13 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use crate::{
     ElementType, Matrix,
-    arch::{self, ACCUMULATE_ROWS, ElementKernels, FastTable, MAX_TILE, TILE_ROWS, Table},
+    arch::{self, ACCUMULATE_ROWS, ElementKernels, FastTable, MAX_TILE, Table},
     convert::{f32_to_bf16, f32_to_f16},
-    element::Packed,
-    quantised::{Column, Form},
     scale::ScaleSearch,
 };
 
 /// Weight bytes that stay in the first-level cache while several groups of columns pass over them.
-const ROW_BLOCK_BYTES: usize = 16 << 10;
+pub(crate) const ROW_BLOCK_BYTES: usize = 16 << 10;
 
 /// An instruction set that the kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,7 +92,7 @@ pub struct Kernels {
     isa: Isa,
     arithmetic: Arithmetic,
     table: &'static Table,
-    fast: &'static FastTable,
+    pub(crate) fast: &'static FastTable,
 }
 
 impl fmt::Debug for Kernels {
@@ -127,48 +125,6 @@ impl Kernels {
     #[must_use]
     pub const fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
-    }
-
-    /// How a vector is quantised for weights of this type; `None` where it stays as it is.
-    pub(crate) const fn form(&self, element: ElementType) -> Option<Form> {
-        match (self.arithmetic, element) {
-            (Arithmetic::Fast, ElementType::Packed(packed)) => Some(Form::of(packed)),
-            _ => None,
-        }
-    }
-
-    /// Quantises `x` into `out`, `form.column_bytes(x.len())` long.
-    pub(crate) fn quantise(&self, x: &[f32], form: Form, out: &mut [u8]) {
-        (self.fast.quantise)(x, form, out);
-    }
-
-    /// As [`Kernels::matmul_rows`] for vectors that are quantised, one after another in `x`.
-    pub(crate) fn matmul_rows_quantised(
-        &self,
-        (w, packed): (&Matrix<'_>, Packed),
-        rows: Range<usize>,
-        x: &[u8],
-        batch: usize,
-        mut put: impl FnMut(usize, usize, f32),
-    ) {
-        check_rows(w, &rows);
-        let (form, kernels) = (Form::of(packed), self.fast.of(packed));
-        let column_bytes = form.column_bytes(w.cols());
-        let block = (ROW_BLOCK_BYTES / w.row_bytes().max(1)).max(1).next_multiple_of(TILE_ROWS);
-        let mut out = [0.0; TILE_ROWS];
-        for start in rows.clone().step_by(block) {
-            let end = rows.end.min(start + block);
-            for (column, x) in x.chunks_exact(column_bytes).take(batch).enumerate() {
-                let x = Column::new(w.cols(), form, x);
-                for row in (start..end).step_by(TILE_ROWS) {
-                    let count = TILE_ROWS.min(end - row);
-                    (kernels.tile)(&w.rows_from(row, count), count, &x, &mut out);
-                    for (index, sum) in out.iter().enumerate().take(count) {
-                        put(row + index, column, sum * w.scale(row + index));
-                    }
-                }
-            }
-        }
     }
 
     /// The instruction set chosen.
@@ -365,7 +321,7 @@ impl Kernels {
     }
 }
 
-fn check_rows(w: &Matrix<'_>, rows: &Range<usize>) {
+pub(crate) fn check_rows(w: &Matrix<'_>, rows: &Range<usize>) {
     assert!(
         rows.start <= rows.end && rows.end <= w.rows(),
         "rows {rows:?} of a matrix of {}",

@@ -30,6 +30,7 @@
 mod arch;
 mod convert;
 mod element;
+mod fast;
 mod kernels;
 mod matrix;
 pub mod ops;

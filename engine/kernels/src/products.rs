@@ -12,7 +12,13 @@ use std::{
     },
 };
 
-use crate::{Kernels, Matrix, Pool, element::ElementType, pool::Disjoint, quantised::Form};
+use crate::{
+    Kernels, Matrix, Pool,
+    element::ElementType,
+    fast::{PANEL_ROWS, panel_scratch},
+    pool::Disjoint,
+    quantised::{Batch, Form},
+};
 
 /// Products of fewer weight bytes times columns run on the calling thread: waking the others
 /// would take longer.
@@ -56,7 +62,7 @@ impl MatmulJob<'_> {
     /// Rows that make about `cost`.
     fn rows_per_block(&self, cost: usize) -> usize {
         let row = (self.w.row_bytes() * self.batch).max(1);
-        (cost / row).max(1).next_multiple_of(4)
+        (cost / row).max(1).next_multiple_of(if self.batch == 1 { 4 } else { PANEL_ROWS })
     }
 
     /// Whether both multiply the same vectors.
@@ -86,8 +92,8 @@ impl Scratch {
 
 /// Bytes that [`Pool::reserve`] takes.
 #[must_use]
-pub const fn reserved_bytes(vectors: usize) -> usize {
-    vectors + Scratch::LINE
+pub const fn reserved_bytes(threads: usize, vectors: usize, cols: usize) -> usize {
+    vectors + threads * panel_scratch(cols) + Scratch::LINE
 }
 
 /// Where each job's quantised vectors begin, in bytes of scratch.
@@ -97,13 +103,17 @@ struct Quantised {
     first: [Option<Form>; MAX_JOBS],
     len: usize,
     elements: usize,
+    /// Bytes of scratch that each worker has besides.
+    panel: usize,
 }
 
 impl Quantised {
     fn of(kernels: Kernels, jobs: &[MatmulJob<'_>]) -> Self {
-        let mut all = Self { starts: [0; MAX_JOBS], first: [None; MAX_JOBS], len: 0, elements: 0 };
+        let mut all =
+            Self { starts: [0; MAX_JOBS], first: [None; MAX_JOBS], len: 0, elements: 0, panel: 0 };
         for (index, job) in jobs.iter().enumerate() {
             let Some(form) = kernels.form(job.w.element()) else { continue };
+            all.panel = all.panel.max(kernels.panel_scratch(&job.w, job.batch));
             let is_same = |other: &MatmulJob<'_>| {
                 job.has_vectors_of(other) && kernels.form(other.w.element()) == Some(form)
             };
@@ -123,11 +133,12 @@ impl Quantised {
 
 impl Pool {
     /// Takes the memory that products with quantised activations need, so that none is allocated later:
-    /// for calls whose distinct vectors take at most `vectors` bytes, [`crate::quantised_bytes`] each.
-    /// Takes [`reserved_bytes`]. A call that needs more than was reserved allocates.
-    pub fn reserve(&self, vectors: usize) {
+    /// for calls whose distinct vectors take at most `vectors` bytes, [`crate::quantised_bytes`] each, and
+    /// whose matrices have at most `cols` columns. Takes [`reserved_bytes`]. A call that needs more than was
+    /// reserved allocates.
+    pub fn reserve(&self, vectors: usize, cols: usize) {
         if let Ok(mut scratch) = self.scratch.lock() {
-            scratch.of(vectors);
+            scratch.of(vectors + self.threads() * panel_scratch(cols));
         }
     }
 
@@ -175,7 +186,7 @@ impl Pool {
     fn some_products(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
         let places = Quantised::of(kernels, jobs);
         if places.len == 0 {
-            return self.multiply(kernels, jobs, &places, &[], out);
+            return self.multiply(kernels, jobs, &places, (&[], &mut []), out);
         }
         // Another caller's product may hold the scratch while it waits for its turn, which may be ours.
         let mut own = Scratch::default();
@@ -184,9 +195,11 @@ impl Pool {
             Err(TryLockError::Poisoned(scratch)) => Some(scratch.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
-        let scratch = shared.as_deref_mut().unwrap_or(&mut own).of(places.len);
-        self.quantise(kernels, jobs, &places, scratch);
-        self.multiply(kernels, jobs, &places, scratch, out);
+        let len = places.len + self.threads() * places.panel;
+        let scratch = shared.as_deref_mut().unwrap_or(&mut own).of(len);
+        let (vectors, panels) = scratch.split_at_mut(places.len);
+        self.quantise(kernels, jobs, &places, vectors);
+        self.multiply(kernels, jobs, &places, (vectors, panels), out);
     }
 
     /// Quantises the distinct vectors of `jobs`.
@@ -220,11 +233,11 @@ impl Pool {
         kernels: Kernels,
         jobs: &[MatmulJob<'_>],
         places: &Quantised,
-        scratch: &[u8],
+        (vectors, panels): (&[u8], &mut [u8]),
         out: &mut [f32],
     ) {
-        let out = Disjoint::new(out);
-        let rows_of = |index: usize, rows: Range<usize>, offset: usize| {
+        let (out, panels) = (Disjoint::new(out), Disjoint::new(panels));
+        let rows_of = |worker: usize, index: usize, rows: Range<usize>, offset: usize| {
             let MatmulJob { w, x, batch } = &jobs[index];
             let put = |row: usize, column: usize, value: f32| {
                 // SAFETY: rows of a job are computed once and results of jobs do not overlap, so that
@@ -232,9 +245,12 @@ impl Pool {
                 unsafe { out.write(offset + column * w.rows() + row, value) }
             };
             match (kernels.form(w.element()), w.element()) {
-                (Some(_), ElementType::Packed(packed)) => {
-                    let x = &scratch[places.starts[index]..];
-                    kernels.matmul_rows_quantised((w, packed), rows, x, *batch, put);
+                (Some(form), ElementType::Packed(packed)) => {
+                    let x = Batch::new(w.cols(), *batch, form, &vectors[places.starts[index]..]);
+                    // SAFETY: each worker has a part of its own, and uses it for one product at a time.
+                    let panel =
+                        unsafe { panels.slice(worker * places.panel..(worker + 1) * places.panel) };
+                    kernels.matmul_rows_quantised((w, packed), rows, &x, panel, put);
                 }
                 _ => kernels.matmul_rows(w, rows, x, *batch, put),
             }
@@ -243,7 +259,7 @@ impl Pool {
         if cost < SERIAL_COST || self.threads() == 1 {
             let mut offset = 0;
             for (index, job) in jobs.iter().enumerate() {
-                rows_of(index, 0..job.w.rows(), offset);
+                rows_of(0, index, 0..job.w.rows(), offset);
                 offset += job.out_len();
             }
             return;
@@ -251,7 +267,7 @@ impl Pool {
         let block =
             (cost / (self.threads() * BLOCKS_PER_WORKER)).clamp(BLOCK_COST.start, BLOCK_COST.end);
         let next = AtomicUsize::new(0);
-        self.run(|_| {
+        self.run(|worker| {
             // The first block of job `job`, and where its result begins.
             let (mut job, mut first, mut offset) = (0, 0, 0);
             loop {
@@ -262,7 +278,7 @@ impl Pool {
                     let blocks = of.w.rows().div_ceil(per_block);
                     if index < first + blocks {
                         let start = (index - first) * per_block;
-                        rows_of(job, start..(start + per_block).min(of.w.rows()), offset);
+                        rows_of(worker, job, start..(start + per_block).min(of.w.rows()), offset);
                         break;
                     }
                     first += blocks;

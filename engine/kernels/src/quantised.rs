@@ -116,6 +116,35 @@ impl<'a> Column<'a> {
     }
 }
 
+/// Quantised vectors, one after another.
+#[derive(Clone, Copy)]
+pub(crate) struct Batch<'a> {
+    /// Elements of each.
+    pub(crate) cols: usize,
+    /// How many.
+    pub(crate) len: usize,
+    form: Form,
+    bytes: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// The first `len` of those in `bytes`.
+    pub(crate) fn new(cols: usize, len: usize, form: Form, bytes: &'a [u8]) -> Self {
+        Self { cols, len, form, bytes: &bytes[..len * form.column_bytes(cols)] }
+    }
+
+    /// The bytes of a vector: its integers, the scales of units, their corrections.
+    pub(crate) fn column(&self, index: usize) -> &'a [u8] {
+        let bytes = self.form.column_bytes(self.cols);
+        &self.bytes[index * bytes..(index + 1) * bytes]
+    }
+
+    /// A vector.
+    pub(crate) fn get(&self, index: usize) -> Column<'a> {
+        Column::new(self.cols, self.form, self.column(index))
+    }
+}
+
 /// Fills `out`, `form.column_bytes(x.len())` long. To be inlined where processor features are known.
 #[inline(always)]
 pub(crate) fn quantise(x: &[f32], form: Form, out: &mut [u8]) {
@@ -129,13 +158,13 @@ pub(crate) fn quantise(x: &[f32], form: Form, out: &mut [u8]) {
     let mut last = [0.0; GROUP];
     last[..rest.len()].copy_from_slice(rest);
     let per_group = GROUP / form.unit;
-    for group in 0..padded / GROUP {
+    for (group, out) in groups.iter_mut().enumerate() {
         let (integers, scale) = match whole.get(group) {
             Some(x) => round(x),
             None if group == whole.len() => round(&last),
             None => ([0; GROUP], 0.0),
         };
-        put(&integers, form, &mut groups[group]);
+        put(&integers, form, out);
         for (part, integers) in integers.chunks_exact(form.unit).enumerate() {
             let unit = group * per_group + part;
             let sum: i32 = integers.iter().map(|&q| i32::from(q)).sum();

@@ -16,7 +16,7 @@ use crate::{
     Isa,
     element::{Group, Packed, PackedBits, ScaleType},
     matrix::Rows,
-    quantised::{Column, Form},
+    quantised::{Batch, Column, Form},
 };
 
 /// Rows of a tile.
@@ -27,6 +27,32 @@ pub(crate) struct FastKernels {
     /// `(w, rows, x, out)`: the first `rows` results, of as many consecutive rows, at most four; not scaled
     /// by the row. The others of `out` are anything.
     pub(crate) tile: fn(&Rows<'_>, usize, &Column<'_>, &mut [f32; TILE_ROWS]),
+    /// For batches, where there is something faster for them.
+    pub(crate) panel: Option<Panel>,
+}
+
+/// The most results of panels: by panel, by vector, by row.
+pub(crate) type PanelResults = [[[f32; 16]; 12]; 2];
+
+/// Rows side by side, unpacked once for a batch.
+pub(crate) struct Panel {
+    /// Rows of a panel.
+    pub(crate) rows: usize,
+    /// Panels that are multiplied together, at most.
+    pub(crate) panels: usize,
+    /// Vectors that they are multiplied with at once, at most.
+    pub(crate) columns: usize,
+    /// `(w, rows, cols, out)`: makes a panel of as many consecutive rows, of which there may be fewer than
+    /// a panel has; `out` is [`panel_bytes`] of one row times the rows of a panel.
+    pub(crate) pack: fn(&Rows<'_>, usize, usize, &mut [u8]),
+    /// `(panels, x, first, columns, out)`: results with vectors from number `first` on; not scaled by the row.
+    pub(crate) multiply: fn(&[&[u8]], &Batch<'_>, usize, usize, &mut PanelResults),
+}
+
+/// Bytes of a row of `cols` elements in a panel: one for each element, and scales.
+pub(crate) const fn panel_bytes(cols: usize, unit: usize) -> usize {
+    let padded = cols.next_multiple_of(256);
+    padded + padded / unit * 4
 }
 
 /// The kernels for integers of some bits.

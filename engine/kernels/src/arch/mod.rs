@@ -22,8 +22,10 @@ mod scalar_fast;
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod vnni512;
+#[cfg(target_arch = "x86_64")]
+mod vnni512_panel;
 
-pub(crate) use fast::{FastTable, TILE_ROWS, fast_table};
+pub(crate) use fast::{FastTable, Panel, TILE_ROWS, fast_table, panel_bytes};
 
 /// Lanes of a dot product; see the crate's documentation for the order of sums.
 pub(crate) const LANES: usize = 32;

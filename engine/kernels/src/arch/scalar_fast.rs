@@ -74,7 +74,7 @@ fn tile<I: Integer, S: Scale, const UNIT: usize>(
 }
 
 const fn kernels<I: Integer, S: Scale, const UNIT: usize>() -> FastKernels {
-    FastKernels { tile: tile::<I, S, UNIT> }
+    FastKernels { tile: tile::<I, S, UNIT>, panel: None }
 }
 
 const fn packed<I: Integer>() -> FastPacked {

@@ -12,6 +12,7 @@ use std::{arch::x86_64::*, array};
 use super::{
     fast::{FastKernels, FastPacked, FastTable, TILE_ROWS},
     scalar::{ByF16, ByF32, ByRow, Scale},
+    vnni512_panel::panel,
 };
 use crate::{
     matrix::Rows,
@@ -53,7 +54,7 @@ const fn packed<const BITS: usize>() -> FastPacked {
 }
 
 const fn kernels<const BITS: usize, const UNIT: usize, S: Scale>() -> FastKernels {
-    FastKernels { tile: run_tile::<BITS, UNIT, S> }
+    FastKernels { tile: run_tile::<BITS, UNIT, S>, panel: Some(panel::<BITS, UNIT, S>()) }
 }
 
 fn run_tile<const BITS: usize, const UNIT: usize, S: Scale>(
