@@ -11,7 +11,7 @@
 
 use super::scalar_fast;
 #[cfg(target_arch = "x86_64")]
-use super::vnni512;
+use super::{avx2_fast, vnni512};
 use crate::{
     Isa,
     element::{Group, Packed, PackedBits, ScaleType},
@@ -53,6 +53,18 @@ pub(crate) struct Panel {
 pub(crate) const fn panel_bytes(cols: usize, unit: usize) -> usize {
     let padded = cols.next_multiple_of(256);
     padded + padded / unit * 4
+}
+
+/// Where the weights go that field `field` of the 32 bits of number `word` of a row, or of a whole
+/// number of its units, holds, counted in 32 bits of each row.
+pub(super) const fn panel_place(bits: usize, unit: usize, word: usize, field: usize) -> usize {
+    // Words of weights for a unit, and fields of their bytes.
+    let (words, fields) = (unit * bits / 32, 8 / bits);
+    let field = match (fields, unit) {
+        (4, 32) => [0, 2, 1, 3][field],
+        _ => field,
+    };
+    word / words * (unit / 4) + field * (unit / 4 / fields) + word % words
 }
 
 /// The kernels for integers of some bits.
@@ -101,9 +113,10 @@ pub(crate) fn fast_table(isa: Isa) -> &'static FastTable {
     match isa {
         Isa::Scalar => &scalar_fast::TABLE,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => &scalar_fast::TABLE,
+        Isa::Avx2 => avx2_fast::table().unwrap_or(&scalar_fast::TABLE),
+        // Without VNNI, which came later, as AVX2 does it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => vnni512::table().unwrap_or(&scalar_fast::TABLE),
+        Isa::Avx512 => vnni512::table().or_else(avx2_fast::table).unwrap_or(&scalar_fast::TABLE),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => &scalar_fast::TABLE,
     }

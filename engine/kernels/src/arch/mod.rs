@@ -14,6 +14,10 @@ use crate::{
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_fast;
+#[cfg(target_arch = "x86_64")]
+mod avx2_panel;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod fast;
 pub(crate) mod scalar;

@@ -14,7 +14,7 @@
 use std::{arch::x86_64::*, array};
 
 use super::{
-    fast::{Panel, PanelResults},
+    fast::{Panel, PanelResults, panel_place},
     scalar::Scale,
 };
 use crate::{matrix::Rows, quantised::Batch};
@@ -63,18 +63,6 @@ fn run_multiply<const UNIT: usize>(
     }
 }
 
-/// Where the weights go that field `field` of the 32 bits of number `word` of a vector of weights holds,
-/// counted in 32 bits.
-const fn place(bits: usize, unit: usize, word: usize, field: usize) -> usize {
-    // Words of weights for a unit, and fields of their bytes.
-    let (words, fields) = (unit * bits / 32, 8 / bits);
-    let field = match (fields, unit) {
-        (4, 32) => [0, 2, 1, 3][field],
-        _ => field,
-    };
-    word / words * (unit / 4) + field * (unit / 4 / fields) + word % words
-}
-
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn pack<const BITS: usize, const UNIT: usize, S: Scale>(
     w: &Rows<'_>,
@@ -120,7 +108,7 @@ fn pack<const BITS: usize, const UNIT: usize, S: Scale>(
                     (_, 2) => _mm512_and_si512(_mm512_srli_epi16::<4>(rows), _mm512_set1_epi8(3)),
                     _ => _mm512_and_si512(_mm512_srli_epi16::<6>(rows), _mm512_set1_epi8(3)),
                 };
-                let line = &mut lines[place(BITS, UNIT, word, field)];
+                let line = &mut lines[panel_place(BITS, UNIT, word, field)];
                 // SAFETY: the reference is to 64 writable bytes.
                 unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), fields) }
             }
