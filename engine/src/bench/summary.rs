@@ -87,6 +87,13 @@ pub struct Summary {
     pub read_bytes_per_token: f64,
     /// All bytes read in decode over the time of the reads; reads side by side count each. `None` without.
     pub read_bytes_per_s: Option<f64>,
+    /// The disk's speed, as the plan has it measured: of reads of an expert's size, at its best depth.
+    pub disk_bytes_per_s: Option<f64>,
+    /// Tokens per second where a token takes what it reads over the disk's speed and what it touches over
+    /// the memory's, one after the other. Reads that others compute under can exceed it.
+    pub limit_tokens_per_s: Option<f64>,
+    /// Actual over that.
+    pub limit_share: Option<f64>,
     /// Bytes that the prompt read for each of its tokens, the median of repeats.
     pub prefill_read_bytes_per_token: f64,
     /// Accesses in decode, over all repeats.
@@ -143,6 +150,9 @@ impl Summary {
         let (bytes, seconds) =
             reads.fold((0_u64, 0.0), |(b, t), r| (b + r.bytes, t + r.time.as_secs_f64()));
         let prompt = work.prefilled().max(1) as f64;
+        let read_bytes_per_token = median(&Sample::read_bytes_per_token);
+        let disk = at.plan.machine.disk.read.value().map(|read| read.bytes_per_s);
+        let limit = limit(at, read_bytes_per_token, disk);
         Self {
             context: work.context,
             prefill_tokens: work.prefilled(),
@@ -156,7 +166,10 @@ impl Summary {
             touched_bytes_per_s: per_s,
             memory_bytes_per_s: at.memory_bytes_per_s,
             memory_share: per_s.zip(at.memory_bytes_per_s).map(|(touched, given)| touched / given),
-            read_bytes_per_token: median(&Sample::read_bytes_per_token),
+            read_bytes_per_token,
+            disk_bytes_per_s: disk,
+            limit_tokens_per_s: limit,
+            limit_share: decode.as_ref().zip(limit).map(|(speed, limit)| speed.median / limit),
             read_bytes_per_s: (bytes > 0 && seconds > 0.0).then(|| bytes as f64 / seconds),
             prefill_read_bytes_per_token: median(&|s| s.prefill_reads.all().bytes as f64 / prompt),
             accesses,
@@ -177,4 +190,12 @@ impl Summary {
         let expected = self.expected.decode_tokens_per_s.p50;
         (expected > 0.0).then(|| actual / expected - 1.0)
     }
+}
+
+/// The speed that memory and disk allow one after the other; `None` where one that is needed is unknown.
+fn limit(at: Circumstances<'_>, read_bytes: f64, disk_bytes_per_s: Option<f64>) -> Option<f64> {
+    let memory = at.touched.all().as_f64() / at.memory_bytes_per_s?;
+    let disk = if read_bytes > 0.0 { read_bytes / disk_bytes_per_s? } else { 0.0 };
+    let seconds = memory + disk;
+    (seconds > 0.0).then(|| 1.0 / seconds)
 }

@@ -12,19 +12,22 @@ use crate::args::Sweep;
 use crate::render::{harmless, speed};
 
 const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 440.0;
 /// The plot: left, right, top, bottom.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 696.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 336.0;
+/// The first line of the legend.
+const LEGEND: f64 = BOTTOM + 62.0;
+/// From one line of it to the next.
+const LINE: f64 = 22.0;
 /// Room that a label of the horizontal axis needs.
 const LABEL_WIDTH: f64 = 58.0;
 /// Bands have as many colours.
 const N_BANDS: usize = 6;
 
 const CSS: &str = "\
-svg{background:#fff}\
+svg{background:#fff}.ground{fill:#fff}\
 text{font:13px system-ui,sans-serif;fill:#1f2328}\
 .title{font-size:16px;font-weight:600}.sub{fill:#57606a}\
 .grid{stroke:#d0d7de;stroke-width:1}.axis{stroke:#57606a;stroke-width:1}\
@@ -34,7 +37,7 @@ text{font:13px system-ui,sans-serif;fill:#1f2328}\
 .speed-text{fill:#0550ae}.hits-text{fill:#953800}\
 .band{opacity:.16}.b0{fill:#0969da}.b1{fill:#bf8700}.b2{fill:#8250df}.b3{fill:#1a7f37}.b4{fill:#cf222e}.b5{fill:#57606a}\
 @media(prefers-color-scheme:dark){\
-svg{background:#0d1117}text{fill:#e6edf3}.sub{fill:#9198a1}.grid{stroke:#30363d}.axis{stroke:#9198a1}\
+svg{background:#0d1117}.ground{fill:#0d1117}text{fill:#e6edf3}.sub{fill:#9198a1}.grid{stroke:#30363d}.axis{stroke:#9198a1}\
 .speed,.predicted{stroke:#79c0ff}.speed-dot,.speed-text{fill:#79c0ff}\
 .hits{stroke:#ffa657}.hits-dot,.hits-text{fill:#ffa657}.band{opacity:.26}}";
 
@@ -93,16 +96,19 @@ impl CurveView {
 
     /// The picture.
     pub(crate) fn svg(&self) -> String {
+        let bands = self.bands();
+        let height = LEGEND + LINE * (1.0 + bands.len() as f64) + 16.0;
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
              aria-labelledby=\"t d\">\n<title id=\"t\">{}</title>\n<desc id=\"d\">{}</desc>\n\
-             <style>{CSS}</style>\n",
+             <style>{CSS}</style>\n\
+             <rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
             escaped(&self.title),
             escaped(&self.description())
         );
         text(&mut svg, ("title", "start"), (LEFT, 26.0), &self.title);
         text(&mut svg, ("sub", "start"), (LEFT, 46.0), &self.subtitle);
-        let bands = self.bands(&mut svg);
+        self.shade(&mut svg, &bands);
         let top = self.axes(&mut svg);
         self.lines(&mut svg, top);
         legend(&mut svg, &bands);
@@ -136,20 +142,24 @@ impl CurveView {
         }
     }
 
-    /// Bands of the binding term, each reaching halfway to the neighbours; returns the terms in the order of
-    /// their colours.
-    fn bands(&self, svg: &mut String) -> Vec<String> {
+    /// The binding terms, in the order of their colours.
+    fn bands(&self) -> Vec<String> {
         let mut terms: Vec<String> = Vec::new();
+        for point in &self.points {
+            if !terms.contains(&point.binding) {
+                terms.push(point.binding.clone());
+            }
+        }
+        terms
+    }
+
+    /// Bands of the binding term, each reaching halfway to the neighbours.
+    fn shade(&self, svg: &mut String, bands: &[String]) {
         let mut from = LEFT;
         for (at, point) in self.points.iter().enumerate() {
-            let next = self.points.get(at + 1);
-            let to =
-                next.map_or(RIGHT, |next| f64::midpoint(self.x(point.value), self.x(next.value)));
-            let colour =
-                terms.iter().position(|term| *term == point.binding).unwrap_or_else(|| {
-                    terms.push(point.binding.clone());
-                    terms.len() - 1
-                });
+            let next = self.points.get(at + 1).map(|next| self.x(next.value));
+            let to = next.map_or(RIGHT, |next| f64::midpoint(self.x(point.value), next));
+            let colour = bands.iter().position(|term| *term == point.binding).unwrap_or(0);
             let _ = writeln!(
                 svg,
                 "<rect class=\"band b{}\" x=\"{from:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"/>",
@@ -159,7 +169,6 @@ impl CurveView {
             );
             from = to;
         }
-        terms
     }
 
     /// Grid, axes and their labels; returns the speed at the top of the plot.
@@ -199,8 +208,8 @@ impl CurveView {
             }
         }
         text(svg, ("sub", "middle"), (f64::midpoint(LEFT, RIGHT), BOTTOM + 40.0), self.axis);
-        text(svg, ("speed-text", "start"), (8.0, TOP - 6.0), "tokens/s");
-        text(svg, ("hits-text", "end"), (WIDTH - 8.0, TOP - 6.0), "hit rate");
+        text(svg, ("speed-text", "start"), (8.0, TOP - 14.0), "tokens/s");
+        text(svg, ("hits-text", "end"), (WIDTH - 8.0, TOP - 14.0), "hit rate");
         top
     }
 
@@ -288,36 +297,28 @@ fn tick(value: f64, step: f64) -> String {
 }
 
 fn legend(svg: &mut String, bands: &[String]) {
-    let at = BOTTOM + 62.0;
-    let line = |class: &str, x: f64, svg: &mut String| {
-        let _ = writeln!(
-            svg,
-            "<line class=\"{class}\" x1=\"{x}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/>",
-            at - 4.0,
-            x + 24.0,
-            at - 4.0
-        );
-    };
     for (class, x, said) in [
         ("speed", LEFT, "tokens/s, measured"),
-        ("predicted", 240.0, "tokens/s, predicted by the plan"),
-        ("hits", 500.0, "hit rate in decode"),
+        ("predicted", 250.0, "tokens/s, predicted by the plan"),
+        ("hits", 520.0, "hit rate in decode"),
     ] {
-        line(class, x, svg);
-        text(svg, ("", "start"), (x + 32.0, at), said);
-    }
-    let mut x = LEFT;
-    text(svg, ("sub", "start"), (x, at + 24.0), "predicted to take most of a token:");
-    x += 226.0;
-    for (colour, term) in bands.iter().enumerate() {
+        let (y, end) = (LEGEND - 4.0, x + 24.0);
         let _ = writeln!(
             svg,
-            "<rect class=\"band b{}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"14\" height=\"14\"/>",
-            colour % N_BANDS,
-            at + 13.0
+            "<line class=\"{class}\" x1=\"{x}\" y1=\"{y}\" x2=\"{end}\" y2=\"{y}\"/>"
         );
-        text(svg, ("", "start"), (x + 20.0, at + 24.0), term);
-        x += 40.0 + 7.2 * term.chars().count() as f64;
+        text(svg, ("", "start"), (x + 32.0, LEGEND), said);
+    }
+    for (at, term) in bands.iter().enumerate() {
+        let y = LEGEND + LINE * (1.0 + at as f64);
+        let _ = writeln!(
+            svg,
+            "<rect class=\"band b{}\" x=\"{LEFT}\" y=\"{:.1}\" width=\"24\" height=\"14\"/>",
+            at % N_BANDS,
+            y - 11.0
+        );
+        let said = format!("predicted to take most of a token: {term}");
+        text(svg, ("", "start"), (LEFT + 32.0, y), &said);
     }
 }
 

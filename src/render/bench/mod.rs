@@ -271,8 +271,16 @@ fn experts(view: &BenchView<'_>, style: Style) -> String {
 }
 
 fn predictions(view: &BenchView<'_>, style: Style) -> String {
-    let header =
-        ["", "context", "predicted tokens/s", "actual", "off by", "predicted to take most"];
+    let header = [
+        "",
+        "context",
+        "predicted tokens/s",
+        "actual",
+        "off by",
+        "limit",
+        "of it",
+        "predicted to take most",
+    ];
     let mut rows = table::table(style, &header);
     for row in view.rows {
         let summary = &row.summary;
@@ -295,10 +303,12 @@ fn predictions(view: &BenchView<'_>, style: Style) -> String {
             format!("{} ({} to {})", speed(range.p50), speed(range.p10), speed(range.p90)),
             rate(summary.decode_tokens_per_s.as_ref()),
             off,
+            summary.limit_tokens_per_s.map_or_else(|| NONE.to_owned(), speed),
+            share(summary.limit_share),
             binding,
         ]);
     }
-    numbers(&mut rows, 1..5);
+    numbers(&mut rows, 1..7);
     table::text(&rows)
 }
 
@@ -347,6 +357,12 @@ fn notes(view: &BenchView<'_>, style: Style) -> String {
     say(&format!(
         "{bandwidth}. Bytes touched are computed from the model's tensors and the caches' shape, bytes read and \
          hits are counted, predictions are the plan's."
+    ));
+    let disk = view.rows.iter().find_map(|row| row.summary.disk_bytes_per_s);
+    let disk = disk.map_or_else(|| "unknown".to_owned(), |disk| Rate(disk).to_string());
+    say(&format!(
+        "Limit: what a token reads at the disk's speed ({disk}, the plan's measurement) and what it touches at the \
+         memory's, one after the other; reads under compute can exceed it."
     ));
     if view.rows.iter().any(|row| row.summary.is_void) {
         say(&format!(

@@ -11,7 +11,7 @@ use crate::render::date;
 const SCHEMA_VERSION: u32 = 1;
 
 /// The header of a CSV file.
-pub(crate) const BENCH_CSV_HEADER: &str = "commit,date,machine,model,fingerprint,configuration,threads,isa,numerics,kv,io,prefetch,prefill_batch,slots,pinned,budget_bytes,planned_context,context,prefill_tokens,decode_tokens,rounds,stream,prefill_tokens_per_s,fill_tokens_per_s,decode_tokens_per_s,decode_least,decode_most,decode_ms_p50,decode_ms_p95,touched_weight_bytes,touched_cache_bytes,touched_bytes_per_s,memory_bytes_per_s,memory_share,read_bytes_per_token,read_bytes_per_s,hit_rate,experts_least,experts_median,experts_of,experts_share,experts_share_in_decode,void,predicted_p10,predicted_p50,predicted_p90,predicted_binding,footprint_bytes,peak_bytes";
+pub(crate) const BENCH_CSV_HEADER: &str = "commit,date,machine,model,fingerprint,configuration,threads,isa,numerics,kv,io,prefetch,prefill_batch,slots,pinned,budget_bytes,planned_context,context,prefill_tokens,decode_tokens,rounds,stream,prefill_tokens_per_s,fill_tokens_per_s,decode_tokens_per_s,decode_least,decode_most,decode_ms_p50,decode_ms_p95,touched_weight_bytes,touched_cache_bytes,touched_bytes_per_s,memory_bytes_per_s,memory_share,read_bytes_per_token,read_bytes_per_s,disk_bytes_per_s,limit_tokens_per_s,limit_share,hit_rate,experts_least,experts_median,experts_of,experts_share,experts_share_in_decode,void,predicted_p10,predicted_p50,predicted_p90,predicted_binding,footprint_bytes,peak_bytes";
 
 /// What was built: the commit where the build was told (TIERKEEP_COMMIT), else the version.
 pub(super) fn build() -> &'static str {
@@ -107,6 +107,9 @@ fn csv_fields(row: &BenchRow<'_>, stream: &str, unix_s: u64) -> Vec<String> {
         figure(summary.memory_share),
         format!("{:.0}", summary.read_bytes_per_token),
         figure(summary.read_bytes_per_s),
+        figure(summary.disk_bytes_per_s),
+        figure(summary.limit_tokens_per_s),
+        figure(summary.limit_share),
         figure(summary.hit_rate),
         summary.distinct.least.to_string(),
         summary.distinct.median.to_string(),

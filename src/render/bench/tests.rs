@@ -136,6 +136,9 @@ fn figures_are_those_of_the_samples() {
     // 48, 48 and 40 misses of 100 kB over 4 tokens, each read taking 1 ms.
     assert_eq!(summary.read_bytes_per_token, 1_200_000.0);
     assert!((summary.read_bytes_per_s.unwrap() - 1e8).abs() < 1.0);
+    // 10 MB at 25 GB/s are 0.4 ms, 1.2 MB at the disk's 2.5 GB/s 0.48 ms.
+    assert!((summary.limit_tokens_per_s.unwrap() - 1000.0 / 0.88).abs() < 1e-6);
+    assert!((summary.limit_share.unwrap() - 160.0 * 0.88e-3).abs() < 1e-9);
     assert_eq!(summary.hit_rate, Some((288.0 - 136.0) / 288.0));
     // The repeat with the fewest: 20 of 32 is under 80 %.
     assert_eq!((summary.distinct.least, summary.is_void), (20, true));
