@@ -34,7 +34,10 @@ def matrix(seed, name, rows, cols, group):
     integers = draw.integers(0, 16, (rows, cols), dtype=np.uint8)
     groups = cols // (cols if group == "row" else int(group))
     # Of either sign: the integers reach one further down than up. Their deviation is 4.61.
-    size = (1.0 / np.sqrt(cols)) / 4.61 * draw.uniform(0.8, 1.2, (rows, groups))
+    # Embeddings are as large as what norms make of them, so that what attention adds, which is much the same for
+    # all tokens, does not send all tokens to the same experts.
+    deviation = 1.0 if name == "model.embed_tokens.weight" else 1.0 / np.sqrt(cols)
+    size = deviation / 4.61 * draw.uniform(0.8, 1.2, (rows, groups))
     scales = np.where(draw.integers(0, 2, (rows, groups)) == 1, size, -size)
     return integers, scales.astype(np.float32 if group == "row" else np.float16)
 
