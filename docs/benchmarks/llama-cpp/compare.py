@@ -147,6 +147,27 @@ def check_same(binary, args):
     print(f"the most likely token is the same after {sum(same)} of {len(same)} short prompts")
 
 
+def ours(args, group):
+    command = [args.tierkeep, "bench", os.path.join(args.models, "tierkeep"), "--json", "--repeat", "1", "--contexts",
+               args.context, "--prompt", args.prompt, "--decode", args.decode, "--warm-up", args.warm_up,
+               "--threads", args.threads, "--kv", args.kv, "--stream", "ids:" + os.path.join(args.models, "ids.txt")]
+    if args.memory is not None:
+        command += ["--ram", args.ram]
+    command += args.tierkeep_args.split()
+    out, note = started([str(word) for word in command], group)
+    if out is None or "rows" not in out:
+        return {}, note or str(out)[:160]
+    figures, row = out["rows"][0]["figures"], out["rows"][0]
+    held = figures["held"]
+    return {"prefill_tokens_per_s": figures["prefill_tokens_per_s"]["median"],
+            "decode_tokens_per_s": figures["decode_tokens_per_s"]["median"],
+            "experts_least": figures["distinct"]["least"], "experts_median": figures["distinct"]["median"],
+            "experts_of": figures["distinct"]["of"], "hit_rate": figures["hit_rate"],
+            "read_bytes_per_token": figures["read_bytes_per_token"],
+            "touched_weight_bytes": figures["touched"]["weights"], "peak_bytes": held["peak_bytes"],
+            "numerics": row["engine"]["numerics"], "own_memory": out["memory"]["bytes_per_s"] or 0.0}, ""
+
+
 def finish(row, most):
     for part in ["prefill", "decode"]:
         a, b = row.get(f"{part}_tokens_per_s"), row.get(f"peer_{part}_tokens_per_s")
