@@ -1,7 +1,8 @@
 //! How fast products are, against a loop that only reads: `products [TYPE ...] [--batch N,N] [--threads N]`.
 //!
-//! Owns: one table, for those who change kernels. Every figure is the median of interleaved repetitions in
-//! this process, over more weights than caches hold.
+//! Owns: one table, for those who change kernels. Every figure is the best of many short interleaved
+//! repetitions in this process, which walk over more weights than caches hold: what else the machine does
+//! disturbs the best least.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -17,7 +18,9 @@ use tierkeep_kernels::{Arithmetic, ElementType, Isa, Kernels, MatmulJob, Matrix,
 const ROWS: usize = 2048;
 const COLS: usize = 2048;
 const BYTES: usize = 400 << 20;
-const REPETITIONS: usize = 7;
+const ROUNDS: usize = 2;
+/// Weight bytes of a repetition, for one vector.
+const SLICE: usize = 40 << 20;
 
 fn main() {
     let (mut types, mut batches, mut threads) = (Vec::new(), vec![1, 4, 16, 32, 128], 2);
@@ -76,8 +79,9 @@ fn line(pool: &Pool, element: ElementType, isa: Isa, batch: usize, noise: &[u8])
         ROWS * element.row_bytes(COLS),
         element.scale_rows(0, ROWS) * element.row_scale_bytes(COLS),
     );
-    // Fewer matrices where there is more to compute on each.
-    let count = (BYTES / (data + scales) / batch.div_ceil(8)).clamp(2, 100);
+    let count = BYTES / (data + scales);
+    // Fewer matrices at a time where there is more to compute on each.
+    let slice = (SLICE / (data + scales) / batch.div_ceil(8)).clamp(1, 100);
     // Scales that are numbers: 1 in every type but that of powers of two.
     let one: &[u8] = match element.row_scale_bytes(128) * element.rows_per_scale() {
         0 => &[],
@@ -100,28 +104,31 @@ fn line(pool: &Pool, element: ElementType, isa: Isa, batch: usize, noise: &[u8])
             MatmulJob { w: w.unwrap(), x: &x, batch }
         })
         .collect();
-    let mut out = vec![0.0; count * batch * ROWS];
+    let mut out = vec![0.0; slice * batch * ROWS];
     let exact = Kernels::new(isa).unwrap();
-    let mut seconds = [(); 3].map(|()| Vec::new());
-    for _ in 0..REPETITIONS {
+    let mut best = [f64::INFINITY; 3];
+    let slices = jobs.chunks_exact(slice).zip(noise.chunks_exact(slice * data));
+    // More than two seconds say nothing new.
+    let begin = Instant::now();
+    for (jobs, bytes) in slices.cycle().take(ROUNDS * count / slice) {
         let mut time = |at: usize, work: &mut dyn FnMut()| {
             let start = Instant::now();
             work();
-            seconds[at].push(start.elapsed().as_secs_f64());
+            best[at] = best[at].min(start.elapsed().as_secs_f64());
         };
-        time(0, &mut || read(pool, &noise[..count * data]));
-        time(1, &mut || pool.matmul_many(exact, &jobs, &mut out));
-        time(2, &mut || pool.matmul_many(exact.with(Arithmetic::Fast), &jobs, &mut out));
+        time(0, &mut || read(pool, bytes));
+        time(1, &mut || pool.matmul_many(exact, jobs, &mut out));
+        time(2, &mut || pool.matmul_many(exact.with(Arithmetic::Fast), jobs, &mut out));
+        if begin.elapsed().as_secs() >= 2 {
+            break;
+        }
     }
-    let [read, exact, fast] = seconds.map(|mut all| {
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    });
-    let bytes = (count * (data + scales)) as f64 / 1e9;
-    let products = (count * ROWS * COLS * batch) as f64 / 1e9;
+    let [read, exact, fast] = best;
+    let bytes = (slice * (data + scales)) as f64 / 1e9;
+    let products = (slice * ROWS * COLS * batch) as f64 / 1e9;
     println!(
         "{element:<15} {isa:<8} {batch:>4} {:>8.1} {:>8.1} {:>8.1} {:>13.1} {:>8.1}",
-        (count * data) as f64 / 1e9 / read,
+        (slice * data) as f64 / 1e9 / read,
         bytes / exact,
         bytes / fast,
         products / exact,

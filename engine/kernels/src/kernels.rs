@@ -91,7 +91,7 @@ pub enum Arithmetic {
 pub struct Kernels {
     isa: Isa,
     arithmetic: Arithmetic,
-    table: &'static Table,
+    pub(crate) table: &'static Table,
     pub(crate) fast: &'static FastTable,
 }
 

@@ -33,6 +33,7 @@ mod element;
 mod fast;
 mod kernels;
 mod matrix;
+mod operations;
 pub mod ops;
 mod pool;
 mod products;

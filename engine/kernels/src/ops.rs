@@ -5,6 +5,103 @@
 
 use crate::arch::{LANES, scalar::reduce};
 
+/// These operations as an instruction set has them; the bits are the same in all.
+pub(crate) struct OpsKernels {
+    pub(crate) rms_norm: fn(&mut [f32], &[f32], f32),
+    pub(crate) layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
+    pub(crate) softmax: fn(&mut [f32]),
+    pub(crate) softmax_with_sink: fn(&mut [f32], f32),
+    pub(crate) silu_multiply: fn(&mut [f32], &[f32]),
+    pub(crate) clamped_swiglu: fn(&mut [f32], &[f32], f32, f32),
+    pub(crate) add_scaled: fn(&mut [f32], f32, &[f32]),
+    pub(crate) rotate_interleaved: fn(&mut [f32], &[f32], &[f32]),
+    pub(crate) rotate_half: fn(&mut [f32], &[f32], &[f32]),
+}
+
+/// What the compiler makes of them without more.
+pub(crate) const KERNELS: OpsKernels = OpsKernels {
+    rms_norm: rms_norm_in_place,
+    layer_norm: layer_norm_in_place,
+    softmax: softmax_in_place,
+    softmax_with_sink: softmax_with_sink_in_place,
+    silu_multiply,
+    clamped_swiglu,
+    add_scaled,
+    rotate_interleaved,
+    rotate_half,
+};
+
+/// Defines a module with the operations compiled for some features.
+#[cfg(target_arch = "x86_64")]
+macro_rules! ops_kernels {
+    ($features:literal) => {
+        mod operations {
+            use crate::ops::{self, OpsKernels};
+
+            #[target_feature(enable = $features)]
+            fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
+                ops::rms_norm_in_place(x, weight, eps);
+            }
+            #[target_feature(enable = $features)]
+            fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+                ops::layer_norm_in_place(x, weight, bias, eps);
+            }
+            #[target_feature(enable = $features)]
+            fn softmax(x: &mut [f32]) {
+                ops::softmax_in_place(x);
+            }
+            #[target_feature(enable = $features)]
+            fn softmax_with_sink(x: &mut [f32], sink: f32) {
+                ops::softmax_with_sink_in_place(x, sink);
+            }
+            #[target_feature(enable = $features)]
+            fn silu_multiply(gate: &mut [f32], up: &[f32]) {
+                ops::silu_multiply(gate, up);
+            }
+            #[target_feature(enable = $features)]
+            fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+                ops::clamped_swiglu(gate, up, alpha, limit);
+            }
+            #[target_feature(enable = $features)]
+            fn add_scaled(out: &mut [f32], a: f32, x: &[f32]) {
+                ops::add_scaled(out, a, x);
+            }
+            #[target_feature(enable = $features)]
+            fn rotate_interleaved(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+                ops::rotate_interleaved(x, cos, sin);
+            }
+            #[target_feature(enable = $features)]
+            fn rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+                ops::rotate_half(x, cos, sin);
+            }
+
+            // This table is handed out only where the processor has the features.
+            pub(super) const KERNELS: OpsKernels = OpsKernels {
+                // SAFETY: the features are there.
+                rms_norm: |x, weight, eps| unsafe { rms_norm(x, weight, eps) },
+                // SAFETY: the features are there.
+                layer_norm: |x, weight, bias, eps| unsafe { layer_norm(x, weight, bias, eps) },
+                // SAFETY: the features are there.
+                softmax: |x| unsafe { softmax(x) },
+                // SAFETY: the features are there.
+                softmax_with_sink: |x, sink| unsafe { softmax_with_sink(x, sink) },
+                // SAFETY: the features are there.
+                silu_multiply: |gate, up| unsafe { silu_multiply(gate, up) },
+                // SAFETY: the features are there.
+                clamped_swiglu: |gate, up, a, limit| unsafe { clamped_swiglu(gate, up, a, limit) },
+                // SAFETY: the features are there.
+                add_scaled: |out, a, x| unsafe { add_scaled(out, a, x) },
+                // SAFETY: the features are there.
+                rotate_interleaved: |x, cos, sin| unsafe { rotate_interleaved(x, cos, sin) },
+                // SAFETY: the features are there.
+                rotate_half: |x, cos, sin| unsafe { rotate_half(x, cos, sin) },
+            };
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use ops_kernels;
+
 /// Sum of `term(x[i])` in the crate's order of sums.
 #[inline(always)]
 fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
@@ -21,12 +118,25 @@ fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     reduce(lanes)
 }
 
+/// The largest, passing over what is not a number; minus infinity of none.
+#[inline(always)]
+fn max_of(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane = lane.max(x);
+        }
+    }
+    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
+}
+
 /// e^x, within one unit in the last place, equal on every processor.
 ///
 /// `exp(x) = 2^k * exp(r)` with `k = round(x / ln 2)`, the series of `exp(r)` in f64 to the ninth
 /// power (relative error below 1e-11 for |r| <= ln 2 / 2), rounded to f32 once. The library's
 /// `expf` differs between processors with and without fused multiply-add.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
     // Adding this leaves the nearest integer in the low bits of the mantissa.
@@ -46,7 +156,7 @@ pub fn exp(x: f32) -> f32 {
 }
 
 /// `1 / (1 + e^-x)`.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
@@ -68,6 +178,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 /// # Panics
 ///
 /// When lengths differ.
+#[inline(always)]
 pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len(), "x against weight");
     let mean = sum_of(x, |x| x * x) / x.len() as f32;
@@ -94,6 +205,7 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [
 /// # Panics
 ///
 /// When lengths differ.
+#[inline(always)]
 pub fn layer_norm_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len(), "x against weight");
     assert_eq!(x.len(), bias.len(), "x against bias");
@@ -106,8 +218,9 @@ pub fn layer_norm_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32
 }
 
 /// `x[i] = e^(x[i] - max) / sum`; nothing for an empty slice, NaN where all are minus infinity.
+#[inline(always)]
 pub fn softmax_in_place(x: &mut [f32]) {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = max_of(x);
     for value in x.iter_mut() {
         *value = exp(*value - max);
     }
@@ -119,8 +232,9 @@ pub fn softmax_in_place(x: &mut [f32]) {
 
 /// As [`softmax_in_place`], with one more logit that takes part in the maximum and in the sum and gets
 /// no place in the result: an attention sink (gpt-oss). With a sink of minus infinity the same bits.
+#[inline(always)]
 pub fn softmax_with_sink_in_place(x: &mut [f32], sink: f32) {
-    let max = x.iter().copied().fold(sink, f32::max);
+    let max = sink.max(max_of(x));
     for value in x.iter_mut() {
         *value = exp(*value - max);
     }
@@ -135,6 +249,7 @@ pub fn softmax_with_sink_in_place(x: &mut [f32], sink: f32) {
 /// # Panics
 ///
 /// When lengths differ.
+#[inline(always)]
 pub fn silu_multiply(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate against up");
     for (gate, &up) in gate.iter_mut().zip(up) {
@@ -148,6 +263,7 @@ pub fn silu_multiply(gate: &mut [f32], up: &[f32]) {
 /// # Panics
 ///
 /// When lengths differ.
+#[inline(always)]
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     assert_eq!(gate.len(), up.len(), "gate against up");
     for (gate, &up) in gate.iter_mut().zip(up) {
@@ -162,6 +278,7 @@ pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
 /// # Panics
 ///
 /// When lengths differ.
+#[inline(always)]
 pub fn add_scaled(out: &mut [f32], a: f32, x: &[f32]) {
     assert_eq!(out.len(), x.len(), "out against x");
     for (out, &x) in out.iter_mut().zip(x) {
@@ -177,6 +294,7 @@ pub fn add_scaled(out: &mut [f32], a: f32, x: &[f32]) {
 /// # Panics
 ///
 /// When lengths do not agree.
+#[inline(always)]
 pub fn rotate_interleaved(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     assert_eq!(cos.len(), sin.len(), "cos against sin");
     assert_eq!(x.len(), 2 * cos.len(), "x against twice the angles");
@@ -192,6 +310,7 @@ pub fn rotate_interleaved(x: &mut [f32], cos: &[f32], sin: &[f32]) {
 /// # Panics
 ///
 /// When lengths do not agree.
+#[inline(always)]
 pub fn rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     assert_eq!(cos.len(), sin.len(), "cos against sin");
     assert_eq!(x.len(), 2 * cos.len(), "x against twice the angles");

@@ -13,7 +13,10 @@ use super::{
     scalar::{ByE8m0, ByRow},
     simd::{element_kernels, fp8_kernels, packed_kernels},
 };
-use crate::scale::{Lanes, scale_kernels};
+use crate::{
+    ops::ops_kernels,
+    scale::{Lanes, scale_kernels},
+};
 
 type Vector = __m256;
 const WIDTH: usize = 8;
@@ -35,9 +38,11 @@ static TABLE: Table = Table {
     fp8: fp8_kernels!(fp8),
     mxfp4: mxfp4::kernels::<ByE8m0>(),
     scales: scales::KERNELS,
+    operations: operations::KERNELS,
 };
 
 scale_kernels!("avx2,f16c");
+ops_kernels!("avx2,f16c");
 
 /// The lanes that scales are searched in.
 #[derive(Clone, Copy)]

@@ -8,6 +8,7 @@ use crate::{
     Isa,
     element::{BlockScale, ElementType, Group, PackedBits, ScaleType},
     matrix::Rows,
+    ops::OpsKernels,
     scale::ScaleKernels,
 };
 
@@ -93,6 +94,7 @@ pub(crate) struct Table {
     pub(crate) fp8: Fp8Kernels,
     pub(crate) mxfp4: ElementKernels,
     pub(crate) scales: ScaleKernels,
+    pub(crate) operations: OpsKernels,
 }
 
 impl Table {

@@ -403,4 +403,5 @@ pub(super) static TABLE: Table = Table {
     },
     mxfp4: kernels::<MxFp4, ByE8m0>(),
     scales: crate::scale::KERNELS,
+    operations: crate::ops::KERNELS,
 };
