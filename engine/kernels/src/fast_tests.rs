@@ -230,6 +230,43 @@ fn many_products_are_those_of_one_at_a_time() {
     }
 }
 
+/// Gate, up and what is between them under one wake-up: the bits of the three after one another.
+#[test]
+fn gated_products_are_those_of_steps() {
+    let noise: Vec<u8> =
+        (0..200_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let x: Vec<f32> = (0..4000).map(|i| (i as f32 * 0.1).sin()).collect();
+    let packed = packed_types()[10];
+    let samples: Vec<Sample> =
+        (0..4).map(|at| Sample::new(packed, (200, 300), at, &noise[at * 100..], false)).collect();
+    for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
+        let kernels = Kernels::new(Isa::best()).unwrap().with(arithmetic);
+        let jobs: Vec<MatmulJob<'_>> = (0..140)
+            .map(|at| {
+                let batch = [1, 5, 0][at / 2 % 3];
+                MatmulJob { w: samples[at % 4].matrix(), x: &x[..batch * 300], batch }
+            })
+            .collect();
+        let len = jobs.iter().map(MatmulJob::out_len).sum();
+        let mut expected = vec![0.0; len];
+        Pool::new(1, &[]).unwrap().matmul_many(kernels, &jobs, &mut expected);
+        let mut rest = &mut expected[..];
+        for pair in jobs.chunks(2) {
+            let (both, next) = rest.split_at_mut(2 * pair[0].out_len());
+            let (gate, up) = both.split_at_mut(pair[0].out_len());
+            kernels.silu_multiply(gate, up);
+            rest = next;
+        }
+        for threads in 1..=4 {
+            let pool = Pool::new(threads, &[]).unwrap();
+            let mut found = vec![f32::NAN; len];
+            let between = |gate: &mut [f32], up: &[f32]| kernels.silu_multiply(gate, up);
+            pool.matmul_gated(kernels, &jobs, between, &mut found);
+            assert_eq!(found, expected);
+        }
+    }
+}
+
 /// What `fast` costs: the error of a product against that of exact activations.
 #[test]
 fn fast_is_close_to_exact() {

@@ -21,7 +21,10 @@ use std::{
     ptr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst},
+        atomic::{
+            AtomicPtr, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
         mpsc,
     },
     thread::{self, JoinHandle},
@@ -42,14 +45,19 @@ thread_local! {
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Alone on its lines of caches, which processors fetch in pairs: what the caller writes while workers watch
+/// something else would take the line from them.
+#[repr(align(128))]
+struct Alone<T>(T);
+
 struct Shared {
     /// Counts tasks; a change is the signal to begin one.
-    generation: AtomicUsize,
+    generation: Alone<AtomicUsize>,
     /// The task, valid from the change of `generation` until `remaining` is zero; null asks the
     /// workers to end.
     task: AtomicPtr<Task<'static>>,
     /// Workers that have not finished the task.
-    remaining: AtomicUsize,
+    remaining: Alone<AtomicUsize>,
     /// Workers asleep, or about to sleep, on `wake`.
     sleepers: AtomicUsize,
     /// Whether the caller is asleep, or about to sleep, on `done` (0 or 1).
@@ -79,6 +87,8 @@ pub struct Pool {
     turn: Mutex<()>,
     /// Where products keep what they make of activations.
     pub(crate) scratch: Mutex<Scratch>,
+    /// The processor of the calling thread, if they were named.
+    first_cpu: Option<usize>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -106,9 +116,9 @@ impl Pool {
             ));
         }
         let shared = Arc::new(Shared {
-            generation: AtomicUsize::new(0),
+            generation: Alone(AtomicUsize::new(0)),
             task: AtomicPtr::new(ptr::null_mut()),
-            remaining: AtomicUsize::new(0),
+            remaining: Alone(AtomicUsize::new(0)),
             sleepers: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             panic: Mutex::new(None),
@@ -120,6 +130,7 @@ impl Pool {
             workers: Vec::with_capacity(threads - 1),
             turn: Mutex::new(()),
             scratch: Mutex::default(),
+            first_cpu: cpus.first().copied(),
         };
         let (started, starts) = mpsc::channel();
         for worker in 1..threads {
@@ -144,6 +155,16 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Pins the calling thread to the processor that [`Pool::new`] was told for worker 0, where it was told
+    /// any: for the one thread that makes all calls, once threads that are not to inherit this have started.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses.
+    pub fn pin_caller(&self) -> io::Result<()> {
+        self.first_cpu.map_or(Ok(()), pin_current_thread)
+    }
+
     /// Number of workers, the calling thread included.
     #[must_use]
     pub fn threads(&self) -> usize {
@@ -164,9 +185,10 @@ impl Pool {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         let task: Task<'_> = &f;
-        shared.remaining.store(self.workers.len(), SeqCst);
-        shared.task.store(ptr::from_ref(&task).cast::<Task<'static>>().cast_mut(), SeqCst);
-        shared.generation.fetch_add(1, SeqCst);
+        // Workers read both after they have seen the change of `generation`.
+        shared.remaining.0.store(self.workers.len(), Relaxed);
+        shared.task.store(ptr::from_ref(&task).cast::<Task<'static>>().cast_mut(), Relaxed);
+        shared.generation.0.fetch_add(1, SeqCst);
         // A worker adds itself to `sleepers` before it looks at `generation` for the last time, so
         // that one of the two sides sees the other.
         if shared.sleepers.load(SeqCst) > 0 {
@@ -175,10 +197,10 @@ impl Pool {
         }
         let own = run_task(task, 0);
         // Whatever happened here, `f` must outlive its use by the others.
-        if !spin_until(|| shared.remaining.load(SeqCst) == 0) {
+        if !spin_until(|| shared.remaining.0.load(SeqCst) == 0) {
             let mut guard = shared.panic();
             shared.waiting.store(1, SeqCst);
-            while shared.remaining.load(SeqCst) != 0 {
+            while shared.remaining.0.load(SeqCst) != 0 {
                 guard = shared.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             shared.waiting.store(0, SeqCst);
@@ -250,7 +272,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.task.store(ptr::null_mut(), SeqCst);
-        self.shared.generation.fetch_add(1, SeqCst);
+        self.shared.generation.0.fetch_add(1, SeqCst);
         drop(self.shared.panic());
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
@@ -264,15 +286,15 @@ impl Drop for Pool {
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     loop {
-        if !spin_until(|| shared.generation.load(SeqCst) != seen) {
+        if !spin_until(|| shared.generation.0.load(SeqCst) != seen) {
             let mut guard = shared.panic();
             shared.sleepers.fetch_add(1, SeqCst);
-            while shared.generation.load(SeqCst) == seen {
+            while shared.generation.0.load(SeqCst) == seen {
                 guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             shared.sleepers.fetch_sub(1, SeqCst);
         }
-        seen = shared.generation.load(SeqCst);
+        seen = shared.generation.0.load(SeqCst);
         let task = shared.task.load(SeqCst);
         if task.is_null() {
             return;
@@ -285,7 +307,7 @@ fn work(shared: &Shared, worker: usize) {
         }
         // From here on the task may be gone. `waiting` is set before the caller looks at
         // `remaining` for the last time, so that one of the two sides sees the other.
-        if shared.remaining.fetch_sub(1, SeqCst) == 1 && shared.waiting.load(SeqCst) != 0 {
+        if shared.remaining.0.fetch_sub(1, SeqCst) == 1 && shared.waiting.load(SeqCst) != 0 {
             drop(shared.panic());
             shared.done.notify_all();
         }

@@ -36,6 +36,9 @@ const MAX_JOBS: usize = 128;
 /// Elements that are quantised on the calling thread: more are worth a wake-up.
 const SERIAL_ELEMENTS: usize = 32 << 10;
 
+/// Makes one vector of two, element by element, and leaves it in the first.
+type Activation<'a> = &'a (dyn Fn(&mut [f32], &[f32]) + Sync);
+
 /// Some products of one call of [`Pool::matmul_many`].
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulJob<'a> {
@@ -168,25 +171,66 @@ impl Pool {
     ///
     /// When lengths do not agree.
     pub fn matmul_many(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
+        self.all_products(kernels, jobs, None, out);
+    }
+
+    /// As [`Pool::matmul_many`] for pairs of jobs, gate and up, of one shape each: under the same wake-up
+    /// `activation(gate, up)` is called for pieces of both results, in the order of rows, and what it
+    /// leaves in the first piece stands where the result of gate would. It must take element by element.
+    ///
+    /// # Panics
+    ///
+    /// When lengths do not agree, a job has no partner, or partners differ in shape.
+    pub fn matmul_gated(
+        &self,
+        kernels: Kernels,
+        jobs: &[MatmulJob<'_>],
+        activation: impl Fn(&mut [f32], &[f32]) + Sync,
+        out: &mut [f32],
+    ) {
+        for pair in jobs.chunks(2) {
+            assert_eq!(pair.len(), 2, "gates against ups");
+            let shape = |job: &MatmulJob<'_>| (job.w.rows(), job.batch);
+            assert_eq!(shape(&pair[0]), shape(&pair[1]), "gate against up");
+        }
+        self.all_products(kernels, jobs, Some(&activation), out);
+    }
+
+    fn all_products(
+        &self,
+        kernels: Kernels,
+        jobs: &[MatmulJob<'_>],
+        activation: Option<Activation<'_>>,
+        out: &mut [f32],
+    ) {
         for job in jobs {
             assert_eq!(job.x.len(), job.batch * job.w.cols(), "x against batch times columns");
         }
         let len: usize = jobs.iter().map(MatmulJob::out_len).sum();
         assert_eq!(out.len(), len, "out against the sum of the results");
         let mut rest = out;
+        // An even number of jobs, so that pairs stay together.
+        const { assert!(MAX_JOBS.is_multiple_of(2)) }
         for jobs in jobs.chunks(MAX_JOBS) {
             let len = jobs.iter().map(MatmulJob::out_len).sum();
             let (own, next) = rest.split_at_mut(len);
-            self.some_products(kernels, jobs, own);
+            self.some_products(kernels, jobs, activation, own);
             rest = next;
         }
     }
 
     /// Products of at most [`MAX_JOBS`] jobs.
-    fn some_products(&self, kernels: Kernels, jobs: &[MatmulJob<'_>], out: &mut [f32]) {
+    fn some_products(
+        &self,
+        kernels: Kernels,
+        jobs: &[MatmulJob<'_>],
+        activation: Option<Activation<'_>>,
+        out: &mut [f32],
+    ) {
         let places = Quantised::of(kernels, jobs);
+        let work = Work { kernels, jobs, activation, places: &places };
         if places.len == 0 {
-            return self.multiply(kernels, jobs, &places, (&[], &mut []), out);
+            return self.multiply(&work, (&[], &mut []), out);
         }
         // Another caller's product may hold the scratch while it waits for its turn, which may be ours.
         let mut own = Scratch::default();
@@ -198,18 +242,13 @@ impl Pool {
         let len = places.len + self.threads() * places.panel;
         let scratch = shared.as_deref_mut().unwrap_or(&mut own).of(len);
         let (vectors, panels) = scratch.split_at_mut(places.len);
-        self.quantise(kernels, jobs, &places, vectors);
-        self.multiply(kernels, jobs, &places, (vectors, panels), out);
+        self.quantise(&work, vectors);
+        self.multiply(&work, (vectors, panels), out);
     }
 
-    /// Quantises the distinct vectors of `jobs`.
-    fn quantise(
-        &self,
-        kernels: Kernels,
-        jobs: &[MatmulJob<'_>],
-        places: &Quantised,
-        scratch: &mut [u8],
-    ) {
+    /// Quantises the distinct vectors of the jobs.
+    fn quantise(&self, work: &Work<'_>, scratch: &mut [u8]) {
+        let Work { kernels, jobs, places, .. } = *work;
         let scratch = Disjoint::new(scratch);
         let threads = if places.elements < SERIAL_ELEMENTS { 1 } else { self.threads() };
         let task = |worker: usize| {
@@ -228,39 +267,17 @@ impl Pool {
         if threads == 1 { task(0) } else { self.run(task) }
     }
 
-    fn multiply(
-        &self,
-        kernels: Kernels,
-        jobs: &[MatmulJob<'_>],
-        places: &Quantised,
-        (vectors, panels): (&[u8], &mut [u8]),
-        out: &mut [f32],
-    ) {
-        let (out, panels) = (Disjoint::new(out), Disjoint::new(panels));
-        let rows_of = |worker: usize, index: usize, rows: Range<usize>, offset: usize| {
-            let MatmulJob { w, x, batch } = &jobs[index];
-            let put = |row: usize, column: usize, value: f32| {
-                // SAFETY: rows of a job are computed once and results of jobs do not overlap, so that
-                // no other thread touches this element; `write` checks that it exists.
-                unsafe { out.write(offset + column * w.rows() + row, value) }
-            };
-            match (kernels.form(w.element()), w.element()) {
-                (Some(form), ElementType::Packed(packed)) => {
-                    let x = Batch::new(w.cols(), *batch, form, &vectors[places.starts[index]..]);
-                    // SAFETY: each worker has a part of its own, and uses it for one product at a time.
-                    let panel =
-                        unsafe { panels.slice(worker * places.panel..(worker + 1) * places.panel) };
-                    kernels.matmul_rows_quantised((w, packed), rows, &x, panel, put);
-                }
-                _ => kernels.matmul_rows(w, rows, x, *batch, put),
-            }
-        };
+    fn multiply(&self, work: &Work<'_>, (vectors, panels): (&[u8], &mut [u8]), out: &mut [f32]) {
+        let Work { jobs, activation, .. } = *work;
+        let places = Places { vectors, panels: Disjoint::new(panels), out: Disjoint::new(out) };
+        // Jobs whose rows are computed together.
+        let together = if activation.is_some() { 2 } else { 1 };
         let cost: usize = jobs.iter().map(MatmulJob::cost).sum();
         if cost < SERIAL_COST || self.threads() == 1 {
             let mut offset = 0;
-            for (index, job) in jobs.iter().enumerate() {
-                rows_of(0, index, 0..job.w.rows(), offset);
-                offset += job.out_len();
+            for index in (0..jobs.len()).step_by(together) {
+                work.rows(0, index, 0..jobs[index].w.rows(), offset, &places);
+                offset += jobs[index].out_len() * together;
             }
             return;
         }
@@ -274,18 +291,93 @@ impl Pool {
                 let index = next.fetch_add(1, Relaxed);
                 loop {
                     let Some(of) = jobs.get(job) else { return };
-                    let per_block = of.rows_per_block(block);
+                    let per_block = of.rows_per_block(block / together);
                     let blocks = of.w.rows().div_ceil(per_block);
                     if index < first + blocks {
                         let start = (index - first) * per_block;
-                        rows_of(worker, job, start..(start + per_block).min(of.w.rows()), offset);
+                        let rows = start..(start + per_block).min(of.w.rows());
+                        work.rows(worker, job, rows, offset, &places);
                         break;
                     }
                     first += blocks;
-                    offset += of.out_len();
-                    job += 1;
+                    offset += of.out_len() * together;
+                    job += together;
                 }
             }
         });
+    }
+}
+
+/// What one call computes.
+struct Work<'a> {
+    kernels: Kernels,
+    jobs: &'a [MatmulJob<'a>],
+    activation: Option<Activation<'a>>,
+    places: &'a Quantised,
+}
+
+/// Where it comes from and goes to.
+struct Places<'a> {
+    /// Quantised vectors.
+    vectors: &'a [u8],
+    /// A part for each worker.
+    panels: Disjoint<'a, u8>,
+    out: Disjoint<'a, f32>,
+}
+
+impl Work<'_> {
+    /// Rows of a job, and of its partner if it has one; their results begin at `offset`. Called once for
+    /// each row of a job, and by one thread at a time for each worker.
+    fn rows(
+        &self,
+        worker: usize,
+        index: usize,
+        rows: Range<usize>,
+        offset: usize,
+        places: &Places<'_>,
+    ) {
+        self.product(worker, index, rows.clone(), offset, places);
+        let Some(activation) = self.activation else { return };
+        let job = &self.jobs[index];
+        self.product(worker, index + 1, rows.clone(), offset + job.out_len(), places);
+        for column in 0..job.batch {
+            let start = offset + column * job.w.rows() + rows.start;
+            let ups = start + job.out_len();
+            // SAFETY: both are results of these rows, which only this thread computes.
+            let (gate, up) = unsafe {
+                (
+                    places.out.slice(start..start + rows.len()),
+                    places.out.slice(ups..ups + rows.len()),
+                )
+            };
+            activation(gate, up);
+        }
+    }
+
+    fn product(
+        &self,
+        worker: usize,
+        index: usize,
+        rows: Range<usize>,
+        offset: usize,
+        places: &Places<'_>,
+    ) {
+        let MatmulJob { w, x, batch } = &self.jobs[index];
+        let put = |row: usize, column: usize, value: f32| {
+            // SAFETY: rows of a job are computed once and results of jobs do not overlap, so that
+            // no other thread touches this element; `write` checks that it exists.
+            unsafe { places.out.write(offset + column * w.rows() + row, value) }
+        };
+        match (self.kernels.form(w.element()), w.element()) {
+            (Some(form), ElementType::Packed(packed)) => {
+                let start = self.places.starts[index];
+                let x = Batch::new(w.cols(), *batch, form, &places.vectors[start..]);
+                let panel = worker * self.places.panel..(worker + 1) * self.places.panel;
+                // SAFETY: each worker has a part of its own, and uses it for one product at a time.
+                let panel = unsafe { places.panels.slice(panel) };
+                self.kernels.matmul_rows_quantised((w, packed), rows, &x, panel, put);
+            }
+            _ => self.kernels.matmul_rows(w, rows, x, *batch, put),
+        }
     }
 }

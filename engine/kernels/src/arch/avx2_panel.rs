@@ -77,17 +77,19 @@ fn pack<const BITS: usize, const UNIT: usize, S: Scale>(
     let bytes: [&[u8]; ROWS] =
         array::from_fn(|row| &w.bytes[row.min(rows - 1) * w.stride..][..row_bytes]);
     for start in (0..row_bytes).step_by(32) {
-        let words = if start + 32 <= row_bytes {
-            // SAFETY: each row has these 32 bytes.
-            bytes.map(|row| unsafe { _mm256_loadu_si256(row[start..].as_ptr().cast()) })
-        } else {
-            bytes.map(|row| {
-                let mut rest = [0_u8; 32];
-                rest[..row_bytes - start].copy_from_slice(&row[start..]);
-                // SAFETY: 32 readable bytes.
-                unsafe { _mm256_loadu_si256(rest.as_ptr().cast()) }
-            })
-        };
+        let mut words = [_mm256_setzero_si256(); ROWS];
+        for (words, row) in words.iter_mut().zip(bytes) {
+            let mut rest = [0_u8; 32];
+            let at = match row[start..].first_chunk::<32>() {
+                Some(bytes) => bytes,
+                None => {
+                    rest[..row_bytes - start].copy_from_slice(&row[start..]);
+                    &rest
+                }
+            };
+            // SAFETY: the reference is to 32 readable bytes.
+            *words = unsafe { _mm256_loadu_si256(at.as_ptr().cast()) };
+        }
         for (word, rows) in transpose(words).into_iter().enumerate() {
             for field in 0..8 / BITS {
                 let fields = match (BITS, field) {
@@ -128,7 +130,7 @@ fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
     // Number 4 * i + j: of rows 4 * i to 4 * i + 3, words j of each 128 bits.
     let mut fours = [_mm256_setzero_si256(); 8];
     for i in 0..2 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|j| pairs[4 * i + j]);
+        let [a, b, c, d] = [pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]];
         fours[4 * i] = _mm256_unpacklo_epi64(a, c);
         fours[4 * i + 1] = _mm256_unpackhi_epi64(a, c);
         fours[4 * i + 2] = _mm256_unpacklo_epi64(b, d);
@@ -165,10 +167,12 @@ fn multiply<const BITS: usize, const UNIT: usize, const C: usize>(
             let number = |c: usize, at: usize| {
                 vectors[c].as_ptr().add(at + unit * 4).cast::<i32>().read_unaligned()
             };
-            let mut sums: [__m256i; C] = array::from_fn(|c| match BITS {
-                8 => _mm256_setzero_si256(),
-                _ => _mm256_set1_epi32(number(c, padded + padded / UNIT * 4)),
-            });
+            let mut sums = [_mm256_setzero_si256(); C];
+            if BITS != 8 {
+                for (c, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm256_set1_epi32(number(c, padded + padded / UNIT * 4));
+                }
+            }
             // Eight sums of two products of 4 bits fit 16 bits: 8 * 2 * 15 * 127.
             for eight in unit * (UNIT / 32)..(unit + 1) * (UNIT / 32) {
                 let mut pairs = [_mm256_setzero_si256(); C];
@@ -202,9 +206,9 @@ fn multiply<const BITS: usize, const UNIT: usize, const C: usize>(
         }
     }
     for (c, out) in out[0].iter_mut().enumerate().take(C) {
-        let [a, b, c_, d] = array::from_fn(|lane: usize| lanes[lane][c]);
-        let sum = _mm256_add_ps(_mm256_add_ps(a, c_), _mm256_add_ps(b, d));
+        let even = _mm256_add_ps(lanes[0][c], lanes[2][c]);
+        let odd = _mm256_add_ps(lanes[1][c], lanes[3][c]);
         // SAFETY: the reference is to more than 32 writable bytes.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) }
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_add_ps(even, odd)) }
     }
 }

@@ -298,8 +298,14 @@ unsafe fn gather<const BITS: usize, const UNIT: usize>(x: *const u8) -> [__m512i
             at[3],
         ],
         _ => {
-            let even = [0, 2].map(|i| _mm512_shuffle_i32x4::<0b10_00_10_00>(at[i], at[i + 1]));
-            let odd = [0, 2].map(|i| _mm512_shuffle_i32x4::<0b11_01_11_01>(at[i], at[i + 1]));
+            let even = [
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(at[0], at[1]),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(at[2], at[3]),
+            ];
+            let odd = [
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(at[0], at[1]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(at[2], at[3]),
+            ];
             [
                 _mm512_shuffle_i32x4::<0b10_00_10_00>(even[0], even[1]),
                 _mm512_shuffle_i32x4::<0b10_00_10_00>(odd[0], odd[1]),

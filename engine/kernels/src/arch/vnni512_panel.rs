@@ -83,17 +83,19 @@ fn pack<const BITS: usize, const UNIT: usize, S: Scale>(
         if start >= row_bytes {
             break;
         }
-        let words = if start + 64 <= row_bytes {
-            // SAFETY: each row has these 64 bytes.
-            array::from_fn(|row| unsafe { _mm512_loadu_si512(bytes[row][start..].as_ptr().cast()) })
-        } else {
-            array::from_fn(|row| {
-                let mut rest = [0_u8; 64];
-                rest[..row_bytes - start].copy_from_slice(&bytes[row][start..]);
-                // SAFETY: 64 readable bytes.
-                unsafe { _mm512_loadu_si512(rest.as_ptr().cast()) }
-            })
-        };
+        let mut words = [_mm512_setzero_si512(); ROWS];
+        for (words, row) in words.iter_mut().zip(bytes) {
+            let mut rest = [0_u8; 64];
+            let at = match row[start..].first_chunk::<64>() {
+                Some(bytes) => bytes,
+                None => {
+                    rest[..row_bytes - start].copy_from_slice(&row[start..]);
+                    &rest
+                }
+            };
+            // SAFETY: the reference is to 64 readable bytes.
+            *words = unsafe { _mm512_loadu_si512(at.as_ptr().cast()) };
+        }
         for row in bytes {
             prefetch(row.as_ptr().wrapping_add(start + 256));
         }
@@ -142,7 +144,7 @@ fn pack_scales<const UNIT: usize, S: Scale>(
         array::from_fn(|row| &w.scales_of(row.min(rows - 1))[..groups * scale_bytes]);
     for start in (0..groups).step_by(16) {
         let count = (groups - start).min(16);
-        let mut by_row = [_mm512_setzero_ps(); ROWS];
+        let mut by_row = [_mm512_setzero_si512(); ROWS];
         for (all, by_row) in all.iter().zip(&mut by_row) {
             let mut some = [0_u8; 64];
             let own = &all[start * scale_bytes..(start + count) * scale_bytes];
@@ -155,13 +157,13 @@ fn pack_scales<const UNIT: usize, S: Scale>(
             // SAFETY: 16 scales are there, or a copy of some and zeros.
             *by_row = unsafe {
                 if S::IS_F16 {
-                    _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))
+                    _mm512_castps_si512(_mm512_cvtph_ps(_mm256_loadu_si256(at.cast())))
                 } else {
-                    _mm512_loadu_ps(at.cast())
+                    _mm512_loadu_si512(at.cast())
                 }
             };
         }
-        let by_group = transpose(by_row.map(|scales| _mm512_castps_si512(scales)));
+        let by_group = transpose(by_row);
         for (group, scales) in by_group.into_iter().enumerate().take(count) {
             let first = (start + group) << shift;
             for line in &mut lines[first..(first + (1 << shift)).min(n_units)] {
@@ -184,7 +186,7 @@ fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     // Number 4 * i + j: of rows 4 * i to 4 * i + 3, words j of each 128 bits.
     let mut fours = [_mm512_setzero_si512(); 16];
     for i in 0..4 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|j| pairs[4 * i + j]);
+        let [a, b, c, d] = [pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]];
         fours[4 * i] = _mm512_unpacklo_epi64(a, c);
         fours[4 * i + 1] = _mm512_unpackhi_epi64(a, c);
         fours[4 * i + 2] = _mm512_unpacklo_epi64(b, d);
@@ -192,7 +194,7 @@ fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     }
     let mut out = [_mm512_setzero_si512(); 16];
     for j in 0..4 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| fours[4 * i + j]);
+        let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
         let even = [
             _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
             _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d),
@@ -266,9 +268,10 @@ fn multiply<const UNIT: usize, const R: usize, const C: usize>(
                 }
             }
             for word in unit * (UNIT / 4)..(unit + 1) * (UNIT / 4) {
-                let weights: [__m512i; R] = array::from_fn(|r| {
-                    _mm512_loadu_si512(panels[r].as_ptr().add(word * 64).cast())
-                });
+                let mut weights = [_mm512_setzero_si512(); R];
+                for r in 0..R {
+                    weights[r] = _mm512_loadu_si512(panels[r].as_ptr().add(word * 64).cast());
+                }
                 for c in 0..C {
                     let x = vectors[c].as_ptr().add(word * 4).cast::<i32>().read_unaligned();
                     let x = _mm512_set1_epi32(x);
@@ -277,9 +280,11 @@ fn multiply<const UNIT: usize, const R: usize, const C: usize>(
                     }
                 }
             }
-            let scales: [__m512; R] = array::from_fn(|r| {
-                _mm512_loadu_ps(panels[r].as_ptr().add(padded * ROWS + unit * 64).cast())
-            });
+            let mut scales = [_mm512_setzero_ps(); R];
+            for r in 0..R {
+                scales[r] =
+                    _mm512_loadu_ps(panels[r].as_ptr().add(padded * ROWS + unit * 64).cast());
+            }
             let lanes = &mut lanes[unit % 4];
             for c in 0..C {
                 let x = _mm512_castsi512_ps(_mm512_set1_epi32(number(c, padded)));
@@ -293,10 +298,10 @@ fn multiply<const UNIT: usize, const R: usize, const C: usize>(
     }
     for r in 0..R {
         for c in 0..C {
-            let [a, b, c_, d] = array::from_fn(|lane: usize| lanes[lane][r][c]);
-            let sum = _mm512_add_ps(_mm512_add_ps(a, c_), _mm512_add_ps(b, d));
+            let even = _mm512_add_ps(lanes[0][r][c], lanes[2][r][c]);
+            let odd = _mm512_add_ps(lanes[1][r][c], lanes[3][r][c]);
             // SAFETY: the reference is to 64 writable bytes.
-            unsafe { _mm512_storeu_ps(out[r][c].as_mut_ptr(), sum) }
+            unsafe { _mm512_storeu_ps(out[r][c].as_mut_ptr(), _mm512_add_ps(even, odd)) }
         }
     }
 }
