@@ -27,6 +27,19 @@
 //!
 //! AVX2 holds the lanes in four registers, AVX-512 in two, scalar code in an array.
 
+//!
+//! # Fast arithmetic
+//!
+//! With [`Arithmetic::Fast`] a [`Pool`] multiplies packed integers with activations of 8 bits. A vector is cut
+//! into groups of 64, each with `top / 127` for a scale, `top` being its largest magnitude, and
+//! `round(x * (127 / top))`, ties to even, for elements. A row is cut into units of 64 elements, or of 32 where
+//! its groups are of 32. The products of a unit are summed as integers, exactly; the sum times `(w * x)`, the
+//! scales of its weights (1 where the row has one) and of its activations, is added to lane `unit % 4`, in
+//! ascending order, nothing fused; the result is `(lane 0 + lane 2) + (lane 1 + lane 3)`, times the row's
+//! scale where there is one. So these results are equal bit for bit as well, whatever the instruction set,
+//! the threads and the batch. A group that holds what is not finite makes NaN of every sum that it is in.
+//! All other types, and what [`Kernels`] computes without a pool, are as with [`Arithmetic::Exact`].
+
 mod arch;
 mod convert;
 mod element;

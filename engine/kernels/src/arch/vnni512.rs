@@ -21,6 +21,8 @@ use crate::{
 
 /// Units that one step takes: as many as there are lanes in the order of sums.
 const STEP_UNITS: usize = 4;
+/// How far ahead of what is read lines are asked for, at least: some hundred nanoseconds of memory.
+const AHEAD: usize = 6 << 10;
 /// The most bytes of a row that one step takes: 256 elements of 8 bits.
 const MAX_STEP: usize = 256;
 /// The most bytes of scales of a row that one step takes.
@@ -140,8 +142,10 @@ fn tile<const BITS: usize, const UNIT: usize, S: Scale>(
     assert!(x.bytes.len() >= x.cols.next_multiple_of(MAX_STEP));
     assert!(x.scales.len() >= x.cols.div_ceil(x_step) * 16);
     assert!(x.corrections.len() >= x.cols.div_ceil(x_step) * 16);
-    let ahead = TILE_ROWS * w.stride;
-    let scales_ahead = TILE_ROWS * w.scale_stride;
+    // The same place some tiles on: rows lie one after another, and short ones are over before a line comes.
+    let tiles = AHEAD.div_ceil((TILE_ROWS * w.stride).max(1));
+    let ahead = tiles * TILE_ROWS * w.stride;
+    let scales_ahead = tiles * TILE_ROWS * w.scale_stride;
     let mut places = Places { rows: bytes.map(<[u8]>::as_ptr), scales: scales.map(<[u8]>::as_ptr) };
     let mut sums = _mm512_setzero_ps();
     for index in 0..steps {
