@@ -200,7 +200,7 @@ fn an_edited_plan_is_refused_where_it_makes_no_sense() {
         plan.lines().find(|l| l.starts_with(&format!("{name} = "))).unwrap().to_owned()
     };
     let edits = [
-        (plan.replacen("version = 4", "version = 7", 1), "version 7"),
+        (plan.replacen("version = 5", "version = 7", 1), "version 7"),
         (plan.replace("threads = ", "treads = "), "treads"),
         (plan.replace(&field("threads"), "threads = 0"), "engine.threads = 0"),
         (plan.replace(&field("context"), "context = 4000"), "request.context = 4000"),

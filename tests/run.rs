@@ -187,7 +187,7 @@ fn a_full_context_is_said_and_the_report_goes_to_a_file() {
     let json: Value =
         serde_json::from_slice(&fs::read(folder.join("report.json")).unwrap()).unwrap();
     let report = &json["report"];
-    assert_eq!((&json["schema_version"], &report["ended"]), (&2.into(), &"context_full".into()));
+    assert_eq!((&json["schema_version"], &report["ended"]), (&3.into(), &"context_full".into()));
     assert_eq!(json["text"].as_str().unwrap(), ran.out.trim_end_matches('\n'));
     // The last token is not run: the context holds the prompt and all the others.
     let tokens = report["tokens"].as_array().unwrap().len() as u64;

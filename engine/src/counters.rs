@@ -79,6 +79,8 @@ pub struct Reads {
     pub reads: u64,
     /// Time from the call to its return, summed over reads; reads side by side count each.
     pub time: Duration,
+    /// Time in which at least one of them was under way.
+    pub busy: Duration,
 }
 
 impl Reads {
@@ -87,22 +89,12 @@ impl Reads {
             bytes: self.bytes.saturating_sub(earlier.bytes),
             reads: self.reads.saturating_sub(earlier.reads),
             time: self.time.saturating_sub(earlier.time),
+            busy: self.busy.saturating_sub(earlier.busy),
         }
     }
 }
 
-impl std::ops::Add for Reads {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes + other.bytes,
-            reads: self.reads + other.reads,
-            time: self.time + other.time,
-        }
-    }
-}
-
-/// Reads of experts that were begun before they were needed, so that others computed meanwhile.
+/// Reads of experts by threads of their own, so that others computed meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowReads {
     /// Time in which at least one of them was under way.
@@ -136,7 +128,9 @@ pub struct ReadCounts {
     pub embedding: Reads,
     /// Routed experts.
     pub experts: Reads,
-    /// Those of them that were begun before they were needed.
+    /// Time in which at least one read of any kind was under way.
+    pub busy: Duration,
+    /// Those of experts by threads of their own.
     pub window: WindowReads,
 }
 
@@ -144,7 +138,14 @@ impl ReadCounts {
     /// All of them.
     #[must_use]
     pub fn all(&self) -> Reads {
-        self.dense + self.embedding + self.experts
+        let kinds = [self.dense, self.embedding, self.experts];
+        let sum = |of: fn(&Reads) -> u64| kinds.iter().map(of).sum();
+        Reads {
+            bytes: sum(|reads| reads.bytes),
+            reads: sum(|reads| reads.reads),
+            time: kinds.iter().map(|reads| reads.time).sum(),
+            busy: self.busy,
+        }
     }
 
     /// What has come since.
@@ -154,6 +155,7 @@ impl ReadCounts {
             dense: self.dense.since(earlier.dense),
             embedding: self.embedding.since(earlier.embedding),
             experts: self.experts.since(earlier.experts),
+            busy: self.busy.saturating_sub(earlier.busy),
             window: self.window.since(earlier.window),
         }
     }
@@ -283,11 +285,13 @@ mod tests {
 
     #[test]
     fn reads_are_added_and_told_apart_by_when() {
-        let reads = |bytes| Reads { bytes, reads: 1, time: Duration::from_millis(bytes) };
-        let before = ReadCounts { dense: reads(7), ..ReadCounts::default() };
-        let after = ReadCounts { experts: reads(5), ..before };
-        assert_eq!(after.all().bytes, 12);
+        let ms = Duration::from_millis;
+        let reads = |bytes| Reads { bytes, reads: 1, time: ms(bytes), busy: ms(bytes) };
+        let before = ReadCounts { dense: reads(7), busy: ms(7), ..ReadCounts::default() };
+        // Both kinds were under way for a while.
+        let after = ReadCounts { experts: reads(5), busy: ms(9), ..before };
+        assert_eq!((after.all().bytes, after.all().time, after.all().busy), (12, ms(12), ms(9)));
         let since = after.since(&before);
-        assert_eq!((since.dense.reads, since.all()), (0, reads(5)));
+        assert_eq!((since.dense.reads, since.all()), (0, Reads { busy: ms(2), ..reads(5) }));
     }
 }

@@ -141,8 +141,12 @@ impl Engine {
         let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
         let mut account = Account::new(&plan.ledger);
         let io = plan.engine.io;
-        let bounce = account.committed(Line::IoBuffers, budget::bounce_bytes(io))?;
-        let files = Arc::new(ShardFiles::open(disk, &model.shards, io, bounce)?);
+        let how = plan.reads();
+        let n_bounces = budget::n_bounces(how);
+        let bounces = (0..n_bounces)
+            .map(|_| account.committed(Line::IoBuffers, budget::bounce_bytes(io) / n_bounces))
+            .collect::<Result<Vec<_>, _>>()?;
+        let files = Arc::new(ShardFiles::open(disk, &model.shards, (io, how), bounces)?);
         let context = plan.request.context as usize;
         let prefill_batch = plan.engine.prefill_batch as usize;
         let work = Workspace::new(&spec, prefill_batch, context, threads, &mut account)?;
@@ -158,7 +162,7 @@ impl Engine {
             &files,
             &mut |done, total| progress(Loading::DenseWeights, done, total),
         )?;
-        let n_lanes = plan.engine.prefetch_depth as usize;
+        let n_lanes = how.depth as usize;
         let store = Store::open(
             model,
             (&plan.placement.slots, n_lanes),
@@ -355,6 +359,10 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let (compute, mut experts, work) = self.with_experts(layer, phase);
         feed_forward::choose(compute, router, batch, experts.spec, work)?;
+        if !experts.files.how().begins_early {
+            // They are asked for next, or it is not wanted.
+            return Ok(());
+        }
         let n_chosen = batch.len * experts.spec.router.n_experts_active;
         experts.begin(&work.chosen[..n_chosen], batch.len)
     }

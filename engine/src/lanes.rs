@@ -1,7 +1,7 @@
 //! Threads that read experts while others compute.
 //!
-//! Owns the threads, the order in which they read, and how long they read and were waited for. Each read
-//! goes into a slot that is lent to the thread; which expert, which slot and what a failed read means is
+//! Owns the threads, the order in which they read, and how long they read and were waited for. An expert is
+//! read in pieces, each into a part of its slot that is lent to the thread; which expert, which slot and what a failed read means is
 //! the store's. Nothing is allocated once they run, and a thread without work sleeps.
 
 use std::collections::VecDeque;
@@ -14,16 +14,17 @@ use tierkeep_mapping::Lent;
 use tierkeep_plans::catalogue::ExpertLayout;
 
 use crate::error::EngineError;
-use crate::shard_io::{ReadError, ShardFiles};
+use crate::shard_io::{Piece, ReadError, ShardFiles, pieces};
 
 /// The expert of a read, by layer and number.
 pub(crate) type Target = (u32, u32);
 
-/// A read that is asked for.
+/// A read that is asked for: a piece of an expert.
 #[derive(Debug)]
 struct Job {
     target: Target,
-    layout: ExpertLayout,
+    piece: Piece,
+    /// Its place in the slot, and bytes before it that are nobody's.
     into: Lent,
 }
 
@@ -36,12 +37,22 @@ enum Outcome {
     Panicked,
 }
 
+/// An expert that was begun and not asked for yet.
+#[derive(Debug)]
+struct Begun {
+    target: Target,
+    /// Pieces that have not ended.
+    n_left: usize,
+    /// What became of those that have; of several that failed the first in the file.
+    outcome: Outcome,
+    failed_at: u64,
+}
+
 #[derive(Debug)]
 struct State {
     /// Not begun, in the order in which they are to be.
     queue: VecDeque<Job>,
-    /// Ended, and not asked for yet.
-    ended: Vec<(Target, Outcome)>,
+    begun: Vec<Begun>,
     /// Threads that read.
     n_reading: usize,
     /// Since when at least one does.
@@ -51,13 +62,36 @@ struct State {
 }
 
 impl State {
+    /// Position of an expert that was begun.
+    fn position(&self, target: Target) -> Option<usize> {
+        self.begun.iter().position(|begun| begun.target == target)
+    }
+
     fn has_ended(&self, target: Target) -> bool {
-        self.ended.iter().any(|(ended, _)| *ended == target)
+        self.position(target).is_some_and(|at| self.begun[at].n_left == 0)
     }
 
     /// Nothing is read or to be read.
     fn is_idle(&self) -> bool {
         self.n_reading == 0 && self.queue.is_empty()
+    }
+
+    /// A piece has ended. Those of its expert that are not begun are of no use once one has failed.
+    fn end(&mut self, target: Target, offset: u64, outcome: Outcome) {
+        let Some(at) = self.position(target) else { return };
+        let begun = &mut self.begun[at];
+        begun.n_left = begun.n_left.saturating_sub(1);
+        match outcome {
+            Outcome::Read => {}
+            Outcome::Failed(_) | Outcome::Panicked => {
+                if offset < begun.failed_at {
+                    (begun.outcome, begun.failed_at) = (outcome, offset);
+                }
+                let before = self.queue.len();
+                self.queue.retain(|job| job.target != target);
+                begun.n_left = begun.n_left.saturating_sub(before - self.queue.len());
+            }
+        }
     }
 }
 
@@ -90,15 +124,19 @@ impl Shared {
             state.n_reading += 1;
             state.reading_since.get_or_insert_with(Instant::now);
             drop(state);
+            let Piece { place, bytes, offset, .. } = job.piece;
             let read = catch_unwind(AssertUnwindSafe(|| {
-                read_expert(&self.files, &job.layout, &mut job.into)
+                // What comes before its place is a gap between two reads of the slot.
+                let gap = job.into.len() - bytes as usize;
+                debug_assert!(gap as u64 <= place);
+                self.files.read_piece(&job.piece, &mut job.into[gap..])
             }));
             let outcome = match read {
                 Ok(Ok(())) => Outcome::Read,
                 Ok(Err(error)) => Outcome::Failed(error),
                 Err(_) => Outcome::Panicked,
             };
-            // The slot is back before anyone hears that the read ended.
+            // Its part of the slot is back before anyone hears that the read ended.
             drop(job.into);
             state = self.state();
             state.n_reading -= 1;
@@ -107,8 +145,10 @@ impl Shared {
             {
                 self.files.counter().add_window(since.elapsed());
             }
-            state.ended.push((job.target, outcome));
-            self.to_engine.notify_all();
+            state.end(job.target, offset, outcome);
+            if state.has_ended(job.target) || state.is_idle() {
+                self.to_engine.notify_all();
+            }
         }
     }
 }
@@ -121,18 +161,19 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// `n_lanes` threads for at most `n_jobs` reads that were begun and not waited for.
+    /// `n_lanes` threads for at most `n_experts` that were begun and not waited for, each of at most
+    /// `n_pieces`.
     ///
     /// # Errors
     /// [`EngineError::Threads`].
     pub(crate) fn new(
         n_lanes: usize,
-        n_jobs: usize,
+        (n_experts, n_pieces): (usize, usize),
         files: &Arc<ShardFiles>,
     ) -> Result<Self, EngineError> {
         let state = State {
-            queue: VecDeque::with_capacity(n_jobs),
-            ended: Vec::with_capacity(n_jobs),
+            queue: VecDeque::with_capacity(n_experts.saturating_mul(n_pieces)),
+            begun: Vec::with_capacity(n_experts),
             n_reading: 0,
             reading_since: None,
             is_closed: false,
@@ -156,10 +197,32 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Begins to read an expert, after those that were begun before it.
-    pub(crate) fn begin(&self, target: Target, layout: ExpertLayout, into: Lent) {
-        self.shared.state().queue.push_back(Job { target, layout, into });
-        self.shared.to_lanes.notify_one();
+    /// Begins to read an expert, after those that were begun before it: its pieces side by side.
+    pub(crate) fn begin(&self, target: Target, layout: &ExpertLayout, into: Lent) {
+        let (files, mut rest, mut at) = (&self.shared.files, into, 0);
+        let (mode, how) = (files.mode(), files.how());
+        let mut state = self.shared.state();
+        let mut n_pieces = 0;
+        for piece in layout.extents().iter().flat_map(|extent| pieces(extent, mode, how)) {
+            let end = (piece.place + piece.bytes) as usize;
+            let after = rest.split_off(end - at);
+            state.queue.push_back(Job { target, piece, into: rest });
+            (rest, at) = (after, end);
+            n_pieces += 1;
+        }
+        // What is behind the last piece is nobody's.
+        drop(rest);
+        state.begun.push(Begun {
+            target,
+            n_left: n_pieces,
+            outcome: Outcome::Read,
+            failed_at: u64::MAX,
+        });
+        drop(state);
+        match n_pieces {
+            1 => self.shared.to_lanes.notify_one(),
+            _ => self.shared.to_lanes.notify_all(),
+        }
     }
 
     /// Waits until an expert that was begun is read. Its slot is back whatever happened.
@@ -170,20 +233,19 @@ impl Lanes {
         let mut state = self.shared.state();
         let mut waiting_since = None;
         let outcome = loop {
-            if let Some(at) = state.ended.iter().position(|(ended, _)| *ended == target) {
-                break state.ended.swap_remove(at).1;
-            }
-            // A read that nobody begun is a bug, and not to be waited for.
-            if state.is_idle() {
-                break Outcome::Panicked;
+            match state.position(target) {
+                Some(at) if state.begun[at].n_left == 0 => {
+                    break state.begun.swap_remove(at).outcome;
+                }
+                // A read that nobody begun is a bug, and not to be waited for.
+                None => break Outcome::Panicked,
+                Some(_) => {}
             }
             waiting_since.get_or_insert_with(Instant::now);
             state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        if let Some(since) = waiting_since {
-            self.shared.files.counter().add_waited(since.elapsed());
-        }
+        self.add_waited(waiting_since);
         match outcome {
             Outcome::Read => Ok(()),
             Outcome::Failed(error) => Err(error.into()),
@@ -191,10 +253,16 @@ impl Lanes {
         }
     }
 
+    fn add_waited(&self, since: Option<Instant>) {
+        if let Some(since) = since {
+            self.shared.files.counter().add_waited(since.elapsed());
+        }
+    }
+
     /// Whether the read of an expert has ended, however; one that there is not has.
     pub(crate) fn has_ended(&self, target: Target) -> bool {
         let state = self.shared.state();
-        state.has_ended(target) || state.is_idle()
+        state.position(target).is_none() || state.has_ended(target)
     }
 
     /// Waits until some read that was begun has ended and was not asked for yet; not for one that nobody
@@ -202,27 +270,31 @@ impl Lanes {
     pub(crate) fn wait_for_any(&self) {
         let mut state = self.shared.state();
         let mut waiting_since = None;
-        while state.ended.is_empty() && !state.is_idle() {
+        while state.begun.iter().all(|begun| begun.n_left > 0) && !state.is_idle() {
             waiting_since.get_or_insert_with(Instant::now);
             state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        if let Some(since) = waiting_since {
-            self.shared.files.counter().add_waited(since.elapsed());
-        }
+        self.add_waited(waiting_since);
     }
 
     /// Gives up what was begun: nothing new is read, and what is under way has ended when this returns.
     /// `ended` is called for each read that was not waited for and did end well.
     pub(crate) fn give_up(&self, mut ended: impl FnMut(Target)) {
         let mut state = self.shared.state();
-        state.queue.clear();
+        let State { queue, begun, .. } = &mut *state;
+        for job in queue.drain(..) {
+            // What lacks a piece never ends well.
+            if let Some(begun) = begun.iter_mut().find(|begun| begun.target == job.target) {
+                begun.outcome = Outcome::Panicked;
+            }
+        }
         while state.n_reading > 0 {
             state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        for (target, outcome) in state.ended.drain(..) {
-            match outcome {
-                Outcome::Read => ended(target),
+        for begun in state.begun.drain(..) {
+            match begun.outcome {
+                Outcome::Read => ended(begun.target),
                 Outcome::Failed(_) | Outcome::Panicked => {}
             }
         }
@@ -244,17 +316,25 @@ impl Drop for Lanes {
     }
 }
 
-/// Brings an expert: one read for each run of adjacent tensors.
+/// Brings an expert, piece after piece.
 ///
 /// # Errors
-/// As [`ShardFiles::read_extent`].
+/// As [`ShardFiles::read_piece`].
 pub(crate) fn read_expert(
     files: &ShardFiles,
     layout: &ExpertLayout,
     slot: &mut [u8],
 ) -> Result<(), ReadError> {
-    for extent in layout.extents() {
-        files.read_extent(extent, slot)?;
+    let (mode, how) = (files.mode(), files.how());
+    for piece in layout.extents().iter().flat_map(|extent| pieces(extent, mode, how)) {
+        let start = piece.place as usize;
+        files.read_piece(&piece, &mut slot[start..start + piece.bytes as usize])?;
     }
     Ok(())
+}
+
+/// Reads that bring an expert.
+pub(crate) fn n_pieces(files: &ShardFiles, layout: &ExpertLayout) -> usize {
+    let (mode, how) = (files.mode(), files.how());
+    layout.extents().iter().map(|extent| pieces(extent, mode, how).count()).sum()
 }

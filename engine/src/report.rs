@@ -21,7 +21,7 @@ use crate::generate::{Ended, Generation, Mark};
 
 /// Version of the report's schema. A field that is removed or means something else raises it; a new
 /// one does not.
-pub const REPORT_VERSION: u32 = 2;
+pub const REPORT_VERSION: u32 = 3;
 
 /// Lines that the engine allocates; the others are the process's and the kernel's.
 pub const BOUND_LINES: [Line; 9] = [
@@ -59,24 +59,27 @@ pub struct ReadReport {
     pub reads: u64,
     /// Time from call to return, summed over reads; reads side by side count each.
     pub seconds: f64,
-    /// Bytes over that time; `None` without reads.
+    /// Time in which at least one of them was under way.
+    pub busy_seconds: f64,
+    /// Bytes over the time in which at least one was under way; `None` without reads.
     pub bytes_per_s: Option<f64>,
 }
 
 impl From<Reads> for ReadReport {
     fn from(reads: Reads) -> Self {
-        let seconds = reads.time.as_secs_f64();
-        let is_known = reads.bytes > 0 && seconds > 0.0;
+        let (seconds, busy) = (reads.time.as_secs_f64(), reads.busy.as_secs_f64());
+        let is_known = reads.bytes > 0 && busy > 0.0;
         Self {
             bytes: Bytes(reads.bytes),
             reads: reads.reads,
             seconds,
-            bytes_per_s: is_known.then(|| reads.bytes as f64 / seconds),
+            busy_seconds: busy,
+            bytes_per_s: is_known.then(|| reads.bytes as f64 / busy),
         }
     }
 }
 
-/// Reads of experts that were begun before they were needed: of a layer that knows its experts early.
+/// Reads of experts by threads of their own, while others compute.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WindowReport {
     /// Time in which at least one of them was under way.
@@ -154,8 +157,8 @@ pub struct PhaseReport {
     pub hit_rate: Option<f64>,
     /// Reads from the shards.
     pub read: ReadsReport,
-    /// How much of the time that experts were read others computed; `None` where no read was begun before
-    /// its expert was needed.
+    /// How much of the time that experts were read others computed; `None` where none was read by a thread of
+    /// its own.
     pub window: Option<WindowReport>,
 }
 
@@ -218,6 +221,10 @@ pub struct TrafficReport {
     pub disk_bytes_per_s: Option<f64>,
     /// Where that comes from, or why it is not known.
     pub disk_source: String,
+    /// Reads at once, as the plan has it; 0 where the threads that compute read one after another.
+    pub read_depth: u64,
+    /// About how much one read brings, as the plan has it; `None` where nothing is cut.
+    pub read_bytes: Option<Bytes>,
 }
 
 /// What the process held, as the system counts it.
@@ -441,6 +448,8 @@ fn traffic(plan: &Plan, decode: &PhaseReport) -> TrafficReport {
             None => "the plan expects no reads of experts",
         }
         .to_owned(),
+        read_depth: plan.engine.read_depth,
+        read_bytes: plan.engine.read_bytes,
     }
 }
 
@@ -520,8 +529,10 @@ mod tests {
 
     #[test]
     fn a_read_speed_is_bytes_over_the_time_of_the_reads() {
-        let reads = Reads { bytes: 3_000, reads: 2, time: Duration::from_millis(1500) };
-        assert_eq!(ReadReport::from(reads).bytes_per_s, Some(2_000.0));
+        let ms = Duration::from_millis;
+        let reads = Reads { bytes: 3_000, reads: 2, time: ms(2400), busy: ms(1500) };
+        let report = ReadReport::from(reads);
+        assert_eq!((report.bytes_per_s, report.seconds), (Some(2_000.0), 2.4));
         assert_eq!(ReadReport::from(Reads::default()).bytes_per_s, None);
     }
 }

@@ -2,22 +2,27 @@
 //! the watch for files that change, and the count of bytes by what they are read for; knows nothing of
 //! what the bytes mean.
 
+mod busy;
 mod failure;
 mod fill;
+mod piece;
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tierkeep_mapping::Mapping;
-use tierkeep_plans::catalogue::{DIRECT_ALIGN, Extent, Shard, Span};
+use tierkeep_plans::budget::Reads as HowToRead;
+use tierkeep_plans::catalogue::{DIRECT_ALIGN, Shard, Span};
 use tierkeep_plans::plan::IoMode;
 
+use self::busy::Busy;
 pub use self::failure::ReadError;
 use self::failure::{Failure, Why};
 use self::fill::fill;
+pub(crate) use self::piece::{Piece, pieces};
 use crate::counters::{ReadCounts, Reads, WindowReads};
 use crate::disk::{
     Access, Disk, ShardFile, Stamp, SystemDisk, has_no_direct_reads, is_out_of_handles,
@@ -43,8 +48,10 @@ pub(crate) struct ShardFiles {
     disk: Arc<dyn Disk>,
     files: Vec<OpenShard>,
     mode: IoMode,
-    /// What direct reads pass through whose bytes do not belong where a block begins.
-    bounce: Mutex<Buffer>,
+    /// How many reads are made at once, and into what they are cut.
+    how: HowToRead,
+    /// What direct reads pass through whose bytes do not belong where a block begins, in equal parts.
+    bounces: Vec<Mutex<Buffer>>,
     counter: ReadCounter,
 }
 
@@ -65,6 +72,7 @@ struct KindCounts {
     bytes: AtomicU64,
     reads: AtomicU64,
     nanos: AtomicU64,
+    busy: Busy,
 }
 
 impl KindCounts {
@@ -73,6 +81,7 @@ impl KindCounts {
             bytes: self.bytes.load(Relaxed),
             reads: self.reads.load(Relaxed),
             time: Duration::from_nanos(self.nanos.load(Relaxed)),
+            busy: self.busy.time(),
         }
     }
 }
@@ -84,6 +93,7 @@ pub struct ReadCounter(Arc<Counts>);
 #[derive(Debug, Default)]
 struct Counts {
     kinds: [KindCounts; 3],
+    busy: Busy,
     brought: AtomicU64,
     retries: AtomicU64,
     window_nanos: AtomicU64,
@@ -122,6 +132,7 @@ impl ReadCounter {
             dense: of(ReadFor::Dense),
             embedding: of(ReadFor::Embedding),
             experts: of(ReadFor::Expert),
+            busy: self.0.busy.time(),
             window: WindowReads {
                 time: Duration::from_nanos(self.0.window_nanos.load(Relaxed)),
                 waited: Duration::from_nanos(self.0.waited_nanos.load(Relaxed)),
@@ -154,7 +165,7 @@ impl ReadCounter {
 }
 
 impl ShardFiles {
-    /// Opens every shard and checks that it still has its catalogued size. `bounce` is for direct reads
+    /// Opens every shard and checks that it still has its catalogued size. `bounces` are for direct reads
     /// of anything but experts: whole blocks, page-aligned.
     ///
     /// # Errors
@@ -163,8 +174,8 @@ impl ShardFiles {
     pub(crate) fn open(
         disk: Arc<dyn Disk>,
         shards: &[Shard],
-        mode: IoMode,
-        bounce: Buffer,
+        (mode, how): (IoMode, HowToRead),
+        bounces: Vec<Buffer>,
     ) -> Result<Self, ReadError> {
         let access = if mode.uses_page_cache() { Access::PageCache } else { Access::Direct };
         let files = shards.iter().map(|shard| {
@@ -188,7 +199,8 @@ impl ShardFiles {
         });
         let files = files.collect::<Result<_, _>>()?;
         let counter = ReadCounter::default();
-        Ok(Self { disk, files, mode, bounce: Mutex::new(bounce), counter })
+        let bounces = bounces.into_iter().map(Mutex::new).collect();
+        Ok(Self { disk, files, mode, how, bounces, counter })
     }
 
     /// Fills `into` from `offset` of a shard, and counts it as read for `what`. `into` is a copy, so
@@ -206,6 +218,8 @@ impl ShardFiles {
     ) -> Result<(), ReadError> {
         let shard = self.shard(shard)?;
         let wanted = into.len();
+        let _all = self.counter.0.busy.begin();
+        let _kind = self.counter.0.kinds[what as usize].busy.begin();
         let start_of_read = Instant::now();
         if self.mode.uses_page_cache() {
             for (at, piece) in (0..).step_by(PIECE_BYTES).zip(into.chunks_mut(PIECE_BYTES)) {
@@ -222,7 +236,20 @@ impl ShardFiles {
         self.done(shard, (what, start_of_read.elapsed()), offset, wanted)
     }
 
-    /// Fills `into` by direct reads through the bounce buffer.
+    /// A buffer that reads pass through: one that nobody uses, or the next that somebody is done with.
+    fn bounce(&self) -> Option<MutexGuard<'_, Buffer>> {
+        for bounce in &self.bounces {
+            match bounce.try_lock() {
+                Ok(bounce) => return Some(bounce),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        let first = self.bounces.first()?;
+        Some(first.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Fills `into` by direct reads through a bounce buffer.
     fn read_by_blocks(
         &self,
         shard: &OpenShard,
@@ -233,8 +260,8 @@ impl ShardFiles {
         let mut at = 0;
         while at < wanted {
             // For one piece at a time: others read as well, and need not wait for all of a layer.
-            let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
-            let bounce = bounce.bytes_mut();
+            let mut bounce = self.bounce();
+            let bounce = bounce.as_deref_mut().map_or(&mut [][..], Buffer::bytes_mut);
             let start = offset.saturating_add(at as u64);
             let shift = (start % DIRECT_ALIGN) as usize;
             let n = (wanted - at).min(bounce.len().saturating_sub(shift));
@@ -255,31 +282,28 @@ impl ShardFiles {
         Ok(())
     }
 
-    /// Brings a piece of an expert to its place in a slot that was laid out for this I/O mode.
+    /// Brings a piece of an expert to its place in a slot that was laid out for this I/O mode: `into` is
+    /// that place.
     ///
     /// # Errors
     /// As [`ShardFiles::read`].
-    pub(crate) fn read_extent(&self, extent: &Extent, slot: &mut [u8]) -> Result<(), ReadError> {
-        let shard = self.shard(extent.shard)?;
-        let place = extent.slab_offset as usize;
-        let wanted = extent.bytes as usize;
-        let (offset, bytes) = match self.mode {
-            IoMode::Direct => extent.aligned(),
-            IoMode::Dropped | IoMode::Buffered => (extent.offset, extent.bytes),
-        };
-        let shift = (extent.offset - offset) as usize;
-        let into = &mut slot[place..place + bytes as usize];
+    pub(crate) fn read_piece(&self, piece: &Piece, into: &mut [u8]) -> Result<(), ReadError> {
+        let shard = self.shard(piece.shard)?;
+        let (skip, wanted) = (piece.skip as usize, piece.wanted as usize);
+        let _all = self.counter.0.busy.begin();
+        let _kind = self.counter.0.kinds[ReadFor::Expert as usize].busy.begin();
         let start = Instant::now();
-        self.fill(shard, offset, into, shift + wanted).map_err(|failure| {
-            let got = failure.got.saturating_sub(shift).min(wanted);
-            failure.error(&shard.path, extent.offset, wanted, got)
+        let first = piece.offset.saturating_add(piece.skip);
+        self.fill(shard, piece.offset, into, skip + wanted).map_err(|failure| {
+            let got = failure.got.saturating_sub(skip).min(wanted);
+            failure.error(&shard.path, first, wanted, got)
         })?;
         let time = start.elapsed();
         match self.mode {
-            IoMode::Dropped => shard.file.drop_pages(extent.offset, extent.bytes),
+            IoMode::Dropped => shard.file.drop_pages(first, piece.wanted),
             IoMode::Direct | IoMode::Buffered => {}
         }
-        self.done(shard, (ReadFor::Expert, time), extent.offset, wanted)
+        self.done(shard, (ReadFor::Expert, time), first, wanted)
     }
 
     fn shard(&self, shard: u32) -> Result<&OpenShard, ReadError> {
@@ -385,6 +409,11 @@ impl ShardFiles {
         self.mode
     }
 
+    /// How many reads are made at once, and into what they are cut.
+    pub(crate) fn how(&self) -> HowToRead {
+        self.how
+    }
+
     /// How much has been read.
     pub(crate) fn counter(&self) -> &ReadCounter {
         &self.counter
@@ -401,7 +430,8 @@ pub(crate) fn read_range(path: &Path, offset: u64, bytes: u64) -> Result<Vec<u8>
     let shard = Shard { path: path.to_owned(), bytes: bytes_found };
     let mut into = vec![0; bytes as usize];
     let disk = Arc::new(SystemDisk);
-    let files = ShardFiles::open(disk, &[shard], IoMode::Dropped, Buffer::default())?;
+    let files =
+        ShardFiles::open(disk, &[shard], (IoMode::Dropped, HowToRead::default()), Vec::new())?;
     files.read(ReadFor::Dense, 0, offset, &mut into)?;
     Ok(into)
 }
@@ -418,7 +448,7 @@ mod tests {
         let shards = [Shard { path: path.clone(), bytes: 64 }];
         let open = || {
             let disk = Arc::new(SystemDisk);
-            ShardFiles::open(disk, &shards, IoMode::Dropped, Buffer::default())
+            ShardFiles::open(disk, &shards, (IoMode::Dropped, HowToRead::default()), Vec::new())
         };
         let files = open().unwrap();
         let mut into = [0; 16];

@@ -17,7 +17,7 @@ use tierkeep_plans::catalogue::{Catalogue, ExpertForm, ExpertLayout, PlacedMatri
 
 use crate::counters::Tier;
 use crate::error::EngineError;
-use crate::lanes::{Lanes, read_expert};
+use crate::lanes::{Lanes, n_pieces, read_expert};
 use crate::memory::Account;
 use crate::shard_io::{ReadError, ShardFiles};
 use crate::weights::element_of;
@@ -203,7 +203,10 @@ impl Store {
         let n_begun = (widest + flight_slots as usize).min(spec.router.n_experts);
         let lanes = match n_lanes {
             0 => None,
-            n => Some(Lanes::new(n, n_begun, files)?),
+            n => {
+                let most = layouts.iter().map(|layout| n_pieces(files, layout)).max().unwrap_or(0);
+                Some(Lanes::new(n, (n_begun, most), files)?)
+            }
         };
         let mut store = Self {
             layers,
@@ -239,13 +242,44 @@ impl Store {
         };
         let total: u64 = all.clone().map(|(l, _, e)| bytes(l, e)).sum();
         let mut done = 0;
+        // As many as were made room for are read side by side.
+        let mut ahead = all.clone();
         for (layer, slot, expert) in all {
-            let layout = *self.layout(layer, expert);
-            self.read(files, layer, expert, Place::Slot(slot))?;
+            while self.begun.len() < self.begun.capacity()
+                && let Some((layer, slot, expert)) = ahead.next()
+            {
+                self.begin_pin(layer, slot, expert)?;
+            }
+            let (lease_layer, place) = (layer as u32, Place::Slot(slot));
+            if self.lanes.is_some() {
+                self.finish_at(lease_layer, expert, place)?;
+            } else {
+                self.read(files, layer, expert, place)?;
+            }
             self.layers[layer].seat(slot, expert);
-            done += layout.read_bytes();
+            done += self.layout(layer, expert).read_bytes();
             progress(done, total);
         }
+        Ok(())
+    }
+
+    /// Begins to read a pinned expert to its slot; nothing without lanes.
+    fn begin_pin(&mut self, layer: usize, slot: u32, expert: u32) -> Result<(), EngineError> {
+        match self.lanes {
+            Some(_) => self.begin_at(layer as u32, expert, Place::Slot(slot)),
+            None => Ok(()),
+        }
+    }
+
+    /// Has an expert read to a place while others compute.
+    fn begin_at(&mut self, layer: u32, expert: u32, place: Place) -> Result<(), EngineError> {
+        let layout = *self.layout(layer as usize, expert);
+        let (arena, slot) = self.memory(layer as usize, place);
+        let into = arena.lend(slot).ok_or(EngineError::LaneEnded)?;
+        if let Some(lanes) = &self.lanes {
+            lanes.begin((layer, expert), &layout, into);
+        }
+        self.begun.push(Begun { layer, expert, place });
         Ok(())
     }
 
@@ -349,13 +383,7 @@ impl Store {
         }
         let Some(lease) = self.place(layer, expert, admit, hold) else { return Ok(None) };
         if lease.tier == Tier::Disk {
-            let layout = *self.layout(layer, expert);
-            let (arena, slot) = self.memory(layer, lease.place);
-            let into = arena.lend(slot).ok_or(EngineError::LaneEnded)?;
-            if let Some(lanes) = &self.lanes {
-                lanes.begin((lease.layer, expert), layout, into);
-            }
-            self.begun.push(Begun { layer: lease.layer, expert, place: lease.place });
+            self.begin_at(lease.layer, expert, lease.place)?;
         }
         Ok(Some(lease))
     }
@@ -365,13 +393,17 @@ impl Store {
     /// # Errors
     /// That of its read. Its slot is empty then.
     pub(crate) fn finish(&mut self, lease: &Lease) -> Result<(), EngineError> {
-        let is_its = |begun: &Begun| (begun.layer, begun.expert) == (lease.layer, lease.expert);
+        self.finish_at(lease.layer, lease.expert, lease.place)
+    }
+
+    fn finish_at(&mut self, layer: u32, expert: u32, place: Place) -> Result<(), EngineError> {
+        let is_its = |begun: &Begun| (begun.layer, begun.expert) == (layer, expert);
         let Some(at) = self.begun.iter().position(is_its) else { return Ok(()) };
         self.begun.swap_remove(at);
         let Some(lanes) = &self.lanes else { return Err(EngineError::LaneEnded) };
-        let read = lanes.wait((lease.layer, lease.expert));
+        let read = lanes.wait((layer, expert));
         if read.is_err() {
-            self.unseat(lease.layer as usize, lease.place);
+            self.unseat(layer as usize, place);
         }
         read
     }

@@ -12,7 +12,6 @@ use tierkeep_plans::simulate::LayerCache;
 
 use super::*;
 use crate::disk::SystemDisk;
-use crate::memory::Buffer;
 
 #[path = "../../plans/tests/support/mod.rs"]
 pub(crate) mod support;
@@ -34,7 +33,7 @@ const WORKLOAD: budget::Workload = budget::Workload {
     kv: budget::KvElement::F32,
     embedding: budget::EmbeddingResidency::Resident,
     sessions: 1,
-    prefetch_depth: 0,
+    reads: budget::Reads { depth: 0, bytes: None, begins_early: false },
 };
 
 /// A model on disk with its open files.
@@ -61,7 +60,12 @@ impl Disk {
         let checkpoint = Checkpoint::olmoe(form);
         checkpoint.write_sharded(directory.path(), n_shards);
         let model = Catalogue::open(directory.path()).unwrap();
-        let files = ShardFiles::open(Arc::new(disk), &model.shards, io, Buffer::default());
+        let files = ShardFiles::open(
+            Arc::new(disk),
+            &model.shards,
+            (io, budget::Reads::default()),
+            Vec::new(),
+        );
         let files = Arc::new(files.unwrap());
         Self { directory, checkpoint, model, files }
     }

@@ -79,6 +79,8 @@ fn decode_allocates_nothing_after_warm_up() {
         // Few experts have a slot, so that hits, misses and evictions all happen.
         let half = everything.ledger.total().0;
         let options = Options {
+            // Experts in pieces that are read side by side.
+            io_depth: Some(3),
             ram: Some(SizeRequest::Absolute(Bytes(half))),
             context: Some(64),
             threads: Some(2),
@@ -96,6 +98,7 @@ fn decode_allocates_nothing_after_warm_up() {
         }
         let layers = (0..model.spec.n_layers as u32).step_by(2).collect();
         other.placement.streamed = Streamed { layers, head: true };
+        other.engine.read_bytes = Some(Bytes(4096));
         other.settle(&model);
         check(&model, &other);
     }

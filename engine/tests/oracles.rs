@@ -18,7 +18,7 @@ use tierkeep_engine::verify::{CaseReport, LOGIT_TOLERANCE, read_oracle, verify_c
 use tierkeep_engine::{Engine, EngineError, Phase, Unobserved};
 use tierkeep_plans::budget::{DenseResidency, EmbeddingResidency, Line, Streamed};
 use tierkeep_plans::catalogue::{Catalogue, LayerTensor, Role};
-use tierkeep_plans::plan::{IoMode, Plan};
+use tierkeep_plans::plan::{IoMode, Plan, Prefetch};
 use tierkeep_plans::planner::{self, Options};
 use tierkeep_plans::spec::Family;
 use tierkeep_plans::units::{Bytes, SizeRequest};
@@ -61,6 +61,8 @@ struct Placing {
     io: IoMode,
     dense: DenseResidency,
     streaming: Streaming,
+    /// Reads at once, and bytes of one.
+    reads: (u64, Option<u64>),
 }
 
 /// Which dense weights are streamed.
@@ -96,6 +98,7 @@ const PLAIN: Placing = Placing {
     io: IoMode::Buffered,
     dense: DenseResidency::Resident,
     streaming: Streaming::Nothing,
+    reads: (0, None),
 };
 
 const MAPPED: Placing = Placing { dense: DenseResidency::Mapped, ..PLAIN };
@@ -108,6 +111,8 @@ fn plan(model: &Catalogue, placing: Placing) -> Plan {
         prefill_batch: Some(placing.batch),
         isa: Some(placing.isa.to_owned()),
         io: Some(placing.io),
+        io_depth: Some(placing.reads.0),
+        prefetch: (placing.reads.0 == 0).then_some(Prefetch::Off),
         ..Options::default()
     };
     let mut plan = planner::plan(model, &Facts::default(), &options, None).unwrap();
@@ -120,6 +125,7 @@ fn plan(model: &Catalogue, placing: Placing) -> Plan {
         slots.pins[layer] = (0..placing.pins).map(|i| i * step + layer as u32 % 3).collect();
     }
     plan.placement.dense = placing.dense;
+    plan.engine.read_bytes = placing.reads.1.map(Bytes);
     plan.placement.streamed = placing.streaming.of(model.spec.n_layers);
     if placing.streaming.of(model.spec.n_layers).head && model.spec.tied_embeddings {
         plan.engine.embedding = EmbeddingResidency::RowRead;
@@ -250,6 +256,13 @@ fn placement_changes_no_bit() {
         Placing { batch: 1, slots: Some(2), pins: 2, io: IoMode::Dropped, ..PLAIN },
         Placing { slots: Some(2), pins: 1, io: IoMode::Direct, ..PLAIN },
         Placing { slots: Some(0), batch: 7, io: IoMode::Direct, ..PLAIN },
+        Placing { reads: (1, None), slots: Some(3), ..PLAIN },
+        Placing { reads: (4, None), slots: Some(1), threads: 2, ..PLAIN },
+        Placing { reads: (16, None), slots: Some(0), batch: 7, ..PLAIN },
+        Placing { reads: (3, Some(4096)), slots: Some(2), pins: 2, batch: 1, ..PLAIN },
+        Placing { reads: (4, Some(4096)), slots: Some(4), io: IoMode::Direct, ..PLAIN },
+        Placing { reads: (2, Some(8192)), batch: 9, slots: Some(5), io: IoMode::Dropped, ..PLAIN },
+        Placing { reads: (4, Some(4096)), streaming: Streaming::AllLayersAndHead, ..MAPPED },
         Placing { isa: "avx2", threads: 2, ..PLAIN },
         Placing { isa: "avx512", batch: 5, ..PLAIN },
         MAPPED,

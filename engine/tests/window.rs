@@ -35,8 +35,12 @@ const PROMPT: [u32; 9] = [5, 17, 3, 250, 99, 31, 8, 77, 210];
 const DECODED: [u32; 14] = [1, 44, 302, 5, 5, 91, 17, 260, 33, 4, 128, 3, 250, 66];
 
 fn longcat() -> Catalogue {
+    oracle("longcat_flash")
+}
+
+fn oracle(family: &str) -> Catalogue {
     let oracles = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/oracles");
-    Catalogue::open(&oracles.join("longcat_flash")).unwrap()
+    Catalogue::open(&oracles.join(family)).unwrap()
 }
 
 /// How a plan is set.
@@ -63,10 +67,10 @@ fn plan(model: &Catalogue, setting: &Setting, depth: u64) -> Plan {
         policy: Some(Policy::Recency),
         io: Some(setting.io),
         prefetch: (depth == 0).then_some(Prefetch::Off),
+        io_depth: Some(depth),
         ..Options::default()
     };
     let mut plan = planner::plan(model, &Facts::default(), &options, None).unwrap();
-    plan.engine.prefetch_depth = depth;
     for layer in model.spec.expert_layers() {
         plan.placement.slots.pins[layer].clone_from(&setting.pins);
     }
@@ -144,6 +148,67 @@ fn with_it_everything_is_as_without_it() {
             assert_eq!(outcome(&mut engine), without, "{setting:?}, {depth} at once");
         }
     }
+}
+
+/// Pieces of one expert that are read side by side are the expert, in every family, and their bytes are its
+/// bytes.
+#[test]
+fn pieces_change_neither_tokens_nor_bytes() {
+    for family in ["longcat_flash", "olmoe", "glm_moe_dsa", "gpt_oss"] {
+        let model = oracle(family);
+        for io in [IoMode::Buffered, IoMode::Dropped, IoMode::Direct] {
+            if io == IoMode::Direct && !takes_direct_reads(&model.shards[0].path) {
+                continue;
+            }
+            let setting = Setting { io, ..SETTING };
+            let whole = outcome(&mut open(&model, &plan(&model, &setting, 0), SystemDisk));
+            for depth in [1, 4] {
+                let mut plan = plan(&model, &setting, depth);
+                plan.engine.read_bytes = Some(Bytes(4096));
+                plan.settle(&model);
+                let mut found = outcome(&mut open(&model, &plan, SystemDisk));
+                assert!(found.read.1 > whole.read.1, "{family}: nothing was cut");
+                found.read.1 = whole.read.1;
+                assert_eq!(found, whole, "{family}, {io:?}, {depth} at once");
+            }
+        }
+    }
+}
+
+/// One of several pieces cannot be read: the error names its place, the slot is empty, and the next run is
+/// as if nothing had been.
+#[test]
+fn a_piece_that_fails_fails_its_expert_alone() {
+    let model = oracle("olmoe");
+    let mut plan = plan(&model, &Setting { slots: 5, ..SETTING }, 4);
+    plan.engine.read_bytes = Some(Bytes(4096));
+    plan.settle(&model);
+    let expected = logits(&mut open(&model, &plan, SystemDisk)).unwrap();
+    let disk = FaultyDisk::sound();
+    let mut engine = open(&model, &plan, disk.clone());
+    // The last piece of whichever expert.
+    let ends: BTreeSet<u64> = model
+        .spec
+        .expert_layers()
+        .flat_map(|layer| model.layer_experts(layer))
+        .flat_map(|expert| expert.extents())
+        .map(|extent| extent.offset + extent.bytes)
+        .collect();
+    let is_last = move |asked: &Asked| ends.contains(&(asked.offset + asked.bytes as u64));
+    for fault in [Fault::Failed, Fault::Ended] {
+        let is_last = is_last.clone();
+        disk.fail(move |asked| is_last(asked).then_some(fault));
+        for _ in 0..3 {
+            let error = logits(&mut engine).unwrap_err();
+            assert!(matches!(error, EngineError::Read(_)), "{error}");
+            assert!(error.to_string().contains("read of "), "{error}");
+        }
+        disk.recover();
+        assert_eq!(logits(&mut engine).unwrap(), expected, "{fault:?}");
+    }
+    // Short reads go on where they ended.
+    disk.fail(|asked| Some(Fault::Short(asked.bytes / 2 + 1)));
+    assert_eq!(logits(&mut engine).unwrap(), expected);
 }
 
 #[test]

@@ -23,7 +23,8 @@ pub use self::dense::{
     streamed_bytes_per_token,
 };
 pub use self::io::{
-    IoMode, bounce_bytes, direct_padding_share, largest_slot_bytes, slot_bytes, slot_layout,
+    IoMode, Reads, bounce_bytes, direct_padding_share, largest_slot_bytes, n_bounces, slot_bytes,
+    slot_layout,
 };
 pub use self::shape::{
     CachePerToken, activation_bytes, cache_per_token, indexer_key_bytes, kv_cache_bytes,
@@ -191,8 +192,8 @@ pub struct Workload {
     pub embedding: EmbeddingResidency,
     /// Sequences of `context` tokens that are held at once, each with caches of its own.
     pub sessions: u64,
-    /// Experts that are read at once while others compute; 0 where none are.
-    pub prefetch_depth: u64,
+    /// How reads are made.
+    pub reads: Reads,
 }
 
 /// Expert slots of every decoder layer.
@@ -328,7 +329,7 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         .saturating_add(
             workload
                 .threads
-                .saturating_add(workload.prefetch_depth)
+                .saturating_add(workload.reads.depth)
                 .saturating_mul(RUNTIME_THREAD_BYTES),
         )
         .saturating_add((model.n_tensors as u64).saturating_mul(RUNTIME_TENSOR_BYTES))
@@ -379,8 +380,9 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
         },
     );
     let leaves_pages = !holds_everything && sums.io.uses_page_cache();
-    let n_reads = workload.prefetch_depth.max(1);
-    let under_way = if leaves_pages { sums.largest_slot.saturating_mul(n_reads) } else { 0 };
+    let n_reads = workload.reads.depth.max(1);
+    let read = workload.reads.largest(sums.largest_slot);
+    let under_way = if leaves_pages { read.saturating_mul(n_reads) } else { 0 };
     let reads = match n_reads {
         1 => "pages of the read under way".to_owned(),
         n => format!("pages of the {n} reads under way"),
@@ -411,7 +413,7 @@ pub fn host_ledger(sums: &ModelBytes<'_>, workload: &Workload, holding: &Holding
 
 fn threads_note(workload: &Workload) -> String {
     let threads = counted(workload.threads, "thread");
-    match workload.prefetch_depth {
+    match workload.reads.depth {
         0 => threads,
         n => format!("{threads} and {n} that read"),
     }

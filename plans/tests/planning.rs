@@ -18,7 +18,7 @@ use support::{Checkpoint, Form};
 use tempfile::TempDir;
 use tierkeep_doctor::{Fact, Facts};
 use tierkeep_plans::budget::{
-    self, EmbeddingResidency, KvElement, Ledger, Line, ModelBytes, Slots, Workload,
+    self, EmbeddingResidency, KvElement, Ledger, Line, ModelBytes, Reads, Slots, Workload,
 };
 use tierkeep_plans::catalogue::{Catalogue, config};
 use tierkeep_plans::place::{CacheRule, DenseRule, DoesNotFit, Placed, Request, place};
@@ -77,7 +77,7 @@ const WORKLOAD: Workload = Workload {
     kv: KvElement::F32,
     embedding: EmbeddingResidency::Resident,
     sessions: 1,
-    prefetch_depth: 0,
+    reads: Reads { depth: 0, bytes: None, begins_early: false },
 };
 
 #[test]
@@ -198,7 +198,7 @@ fn request_of(budget: Bytes) -> Request {
         context: 100,
         sessions: 1,
         threads: 2,
-        prefetch_depth: 0,
+        reads: Reads { depth: 0, bytes: None, begins_early: false },
         kv: KvElement::F32,
         prefill_batch: None,
         slots: None,
@@ -518,7 +518,7 @@ fn every_edit_into_nonsense_is_refused_by_name() {
     let pins = "placement.slots.pins";
     let budget = PLAN.request.budget_bytes.0 as i64;
     let cases: Vec<(&str, toml::Value, &[&str])> = vec![
-        ("version", 1.into(), &["version 1", "reads version 4", "tierkeep plan"]),
+        ("version", 1.into(), &["version 1", "reads version 5", "tierkeep plan"]),
         ("version", 0.into(), &["version 0"]),
         ("version", "one".into(), &["version"]),
         ("model.fingerprint", "00".into(), &["for model 00", "tierkeep plan"]),
@@ -662,7 +662,7 @@ proptest! {
     #[test]
     fn arbitrary_text_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = judged(&String::from_utf8_lossy(&bytes));
-        let _ = judged(&format!("version = 4\n{}", String::from_utf8_lossy(&bytes)));
+        let _ = judged(&format!("version = 5\n{}", String::from_utf8_lossy(&bytes)));
     }
 
     #[test]

@@ -164,7 +164,8 @@ fn reports_speed(machine: &Facts, plan: &Plan) -> f64 {
     };
     let workload = plan.workload();
     let view = View { sums: &sums, workload: &workload, holding, hits };
-    let rates = Rates::of(machine, (&plan.engine.isa, plan.engine.threads), (EXPERT, 1), EXPERT);
+    let rates =
+        Rates::of(machine, (&plan.engine.isa, plan.engine.threads), (EXPERT, plan.reads()), EXPERT);
     estimate::tokens_per_s(&view, &rates, 1.0)
 }
 
@@ -266,7 +267,7 @@ fn disk_is_taken_at_the_read_size_used_and_assumed_where_it_cannot_be_measured()
     let plan = planner::plan(&GLM_FULL, &facts, &options, None).unwrap();
     let has = |plan: &Plan, text: &str| plan.prediction.evidence.iter().any(|e| e.contains(text));
     assert!(
-        has(&plan, "disk bandwidth 2.0 GB/s at reads of 16.00 MB, 1 under way"),
+        has(&plan, "disk bandwidth 3.0 GB/s at reads of 16.00 MB, 8 under way"),
         "{:?}",
         plan.prediction.evidence
     );

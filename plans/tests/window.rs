@@ -76,6 +76,11 @@ fn off() -> Options {
     Options { prefetch: Some(Prefetch::Off), ..options() }
 }
 
+/// Reads by the threads that compute.
+fn one_by_one() -> Options {
+    Options { io_depth: Some(0), ..off() }
+}
+
 fn time(plan: &Plan) -> f64 {
     plan.prediction.terms.iter().map(|term| term.seconds).sum()
 }
@@ -84,9 +89,12 @@ fn time(plan: &Plan) -> f64 {
 fn it_is_on_where_a_layer_knows_its_experts_early_and_nowhere_else() {
     let facts = machine(20e9, 1e9);
     let on = plan(&facts, &options());
-    assert_eq!((on.engine.prefetch, on.engine.prefetch_depth), (Prefetch::Exact, 1));
+    assert_eq!(on.engine.prefetch, Prefetch::Exact);
     let off = plan(&facts, &off());
-    assert_eq!((off.engine.prefetch, off.engine.prefetch_depth), (Prefetch::Off, 0));
+    assert_eq!(off.engine.prefetch, Prefetch::Off);
+    // Reads side by side are another matter.
+    assert_eq!((on.reads().depth, off.reads().depth), (4, 4));
+    assert_eq!((on.reads().begins_early, off.reads().begins_early), (true, false));
     let olmoe = |prefetch| {
         let options = Options { prefetch, slots: Some(2), ..options() };
         planner::plan(&OLMOE, &facts, &options, None)
@@ -119,10 +127,11 @@ fn what_it_takes_of_the_budget() {
     let slot = ModelBytes::of(&LONGCAT, IoMode::Dropped).largest_slot;
     for (io, pages) in [(IoMode::Dropped, slot), (IoMode::Direct, 0)] {
         let with = |options: Options| plan(&facts, &Options { io: Some(io), ..options });
-        let (mut on, off) = (with(options()), with(off()));
+        let (mut on, off) = (with(options()), with(one_by_one()));
+        on.engine.read_bytes = None;
         let grown = |on: &Plan, line| on.ledger.bytes(line).0 - off.ledger.bytes(line).0;
         for depth in [1, 2, 5] {
-            on.engine.prefetch_depth = depth;
+            on.engine.read_depth = depth;
             on.settle(&LONGCAT);
             on.check(&LONGCAT).unwrap();
             assert_eq!(grown(&on, Line::Runtime), depth * 100_000);
@@ -130,6 +139,14 @@ fn what_it_takes_of_the_budget() {
             let all: u64 = Line::ALL.iter().map(|&line| grown(&on, line)).sum();
             assert_eq!(all, depth * 100_000 + (depth - 1) * pages);
         }
+        // Pieces leave fewer pages: what is under one and a half is not cut, in whole blocks.
+        on.engine.read_bytes = Some(Bytes(1 << 20));
+        on.settle(&LONGCAT);
+        on.check(&LONGCAT).unwrap();
+        let piece = (3 << 19) + 4096;
+        assert!(piece < slot);
+        let reserve = if pages == 0 { 0 } else { 5 * piece };
+        assert_eq!(on.ledger.bytes(Line::PageCacheReserve).0, reserve);
     }
 }
 
@@ -141,14 +158,18 @@ fn what_makes_no_sense_is_named() {
         edit(&mut plan);
         plan.check(&LONGCAT).unwrap_err().to_string()
     };
-    let found = message(|plan| plan.engine.prefetch_depth = 0);
-    assert!(found.contains("engine.prefetch_depth = 0"), "{found}");
-    let found = message(|plan| plan.engine.prefetch_depth = 17);
-    assert!(found.contains("engine.prefetch_depth = 17"), "{found}");
-    let found = message(|plan| plan.engine.prefetch = Prefetch::Off);
-    assert!(found.contains("engine.prefetch_depth = 1"), "{found}");
+    let found = message(|plan| plan.engine.read_depth = 0);
+    assert!(found.contains("engine.read_depth = 0, expected 1 to 64"), "{found}");
+    let found = message(|plan| plan.engine.read_depth = 65);
+    assert!(found.contains("engine.read_depth = 65"), "{found}");
+    for bytes in [0, 4095, 6000] {
+        let mut plan = plan(&facts, &options());
+        plan.engine.read_bytes = Some(Bytes(bytes));
+        let found = plan.check(&LONGCAT).unwrap_err().to_string();
+        assert!(found.contains(&format!("engine.read_bytes = {bytes}")), "{found}");
+    }
     // A thread more is a line of the ledger that differs.
-    let found = message(|plan| plan.engine.prefetch_depth = 2);
+    let found = message(|plan| plan.engine.read_depth = 2);
     assert!(found.contains("the plan's ledger has"), "{found}");
     for wrong in [-1.0, f64::NAN, f64::INFINITY] {
         let mut plan = plan(&facts, &options());
@@ -160,7 +181,7 @@ fn what_makes_no_sense_is_named() {
         let options = Options { slots: Some(2), ..options() };
         planner::plan(&OLMOE, &facts, &options, None).unwrap()
     };
-    (olmoe.engine.prefetch, olmoe.engine.prefetch_depth) = (Prefetch::Exact, 1);
+    olmoe.engine.prefetch = Prefetch::Exact;
     let found = olmoe.check(&OLMOE).unwrap_err().to_string();
     assert!(found.contains("engine.prefetch = exact, expected off"), "{found}");
 }
@@ -196,7 +217,9 @@ fn a_token_takes_the_longer_of_both() {
     let memory = 1e9;
     for disk in [1e7, 1e8, 1e9, 1e10, 1e12] {
         let facts = machine(memory, disk);
-        let (on, off) = (plan(&facts, &options()), plan(&facts, &off()));
+        // One at a time either way, so that the disk's rate is the same.
+        let with = Options { io_depth: Some(1), ..options() };
+        let (on, off) = (plan(&facts, &with), plan(&facts, &one_by_one()));
         let hidden = on.prediction.hidden_read_seconds;
         assert_eq!(off.prediction.hidden_read_seconds, 0.0);
         assert!((time(&off) - time(&on) - hidden).abs() < 1e-9 * time(&off));
@@ -217,7 +240,9 @@ fn a_token_takes_the_longer_of_both() {
                 (bytes.window.stored as f64 + kv as f64 / 2.0) / memory
             })
             .sum();
-        let expected = reads.min(window);
+        // The experts that are in memory are computed meanwhile, too.
+        let resident = sums.routed_per_token() as f64 * on.prediction.hit_rate.p50 / memory;
+        let expected = reads.min(window + resident);
         assert!((hidden - expected).abs() < 1e-3 * expected, "{disk}: {hidden} {expected}");
         // The speed of reads that a run is compared with is the disk's, whatever is hidden.
         let reckoned = on.prediction.expert_read_bytes_per_s().unwrap();
@@ -243,4 +268,68 @@ fn a_plan_with_it_is_read_back_and_made_again() {
     let options = Options { slots: Some(2), ..options() };
     let olmoe = planner::plan(&OLMOE, &facts, &options, None).unwrap();
     assert_eq!(options_of(&olmoe).prefetch, None);
+}
+
+/// A point that was measured: bytes, reads at once, GB/s.
+fn measured(points: &[(u64, u32, f64)]) -> Facts {
+    let mut facts = machine(20e9, 1e9);
+    let reads = points.iter().map(|&(read_bytes, queue_depth, gb)| DiskReadSpeed {
+        bytes_per_s: gb * 1e9,
+        read_bytes,
+        queue_depth,
+    });
+    facts.disk.reads = Fact::measured(reads.collect(), "of this test");
+    facts
+}
+
+/// An expert of these files is one read of 3 MiB.
+#[test]
+fn depth_and_size_are_those_that_the_disk_was_fastest_at() {
+    const MIB: u64 = 1 << 20;
+    let chosen = |points: &[(u64, u32, f64)]| {
+        let plan = plan(&measured(points), &options());
+        assert!(plan.engine.io_evidence.contains("at once"), "{}", plan.engine.io_evidence);
+        (plan.engine.read_depth, plan.engine.read_bytes.map(|bytes| bytes.0 / MIB))
+    };
+    // One read is as fast as many: no thread more, nothing is cut.
+    assert_eq!(chosen(&[(3 * MIB, 1, 2.0), (3 * MIB, 8, 2.05), (MIB, 8, 1.9)]), (1, None));
+    // Many are faster, and pieces as well: a single expert comes in three at once.
+    let points =
+        [(3 * MIB, 1, 1.0), (3 * MIB, 4, 2.0), (MIB, 1, 0.7), (MIB, 2, 1.5), (MIB, 4, 2.0)];
+    assert_eq!(chosen(&points), (4, Some(1)));
+    // Pieces are slower at any depth: whole experts, as many as it takes.
+    let points = [(3 * MIB, 1, 1.0), (3 * MIB, 4, 2.0), (3 * MIB, 8, 2.0), (MIB, 8, 1.5)];
+    assert_eq!(chosen(&points), (4, None));
+    // Reads that are much larger than an expert say nothing of it.
+    assert_eq!(chosen(&[(32 * MIB, 16, 9.0), (3 * MIB, 2, 1.0)]), (2, None));
+    // Without a measurement it is said to be assumed.
+    let mut facts = machine(20e9, 1e9);
+    facts.disk.reads = Fact::unknown("of this test");
+    let plan = plan(&facts, &options());
+    assert_eq!((plan.engine.read_depth, plan.engine.read_bytes), (4, None));
+    assert!(plan.engine.io_evidence.contains("assumed"), "{}", plan.engine.io_evidence);
+}
+
+#[test]
+fn what_is_asked_of_reads_is_done_or_refused_with_the_fact() {
+    let facts = machine(20e9, 1e9);
+    let size = |bytes| Some(SizeRequest::Absolute(Bytes(bytes)));
+    let asked = plan(&facts, &Options { io_depth: Some(7), read_size: size(500_000), ..options() });
+    let found = (asked.engine.read_depth, asked.engine.read_bytes);
+    assert_eq!(found, (7, Some(Bytes(122 * 4096))), "whole blocks");
+    let again = command(Path::new("model"), &options_of(&asked), Path::new("plan.toml"));
+    assert!(again.contains("--io-depth 7") && again.contains("--read-size"), "{again}");
+    let chosen = options_of(&plan(&facts, &options()));
+    assert_eq!((chosen.io_depth, chosen.read_size), (None, None));
+    let refusal = |options: Options| planner::plan(&LONGCAT, &facts, &options, None).unwrap_err();
+    for (options, fact) in [
+        (Options { io_depth: Some(65), ..off() }, "0 to 64"),
+        (Options { io_depth: Some(0), prefetch: Some(Prefetch::Exact), ..options() }, "1 to 64"),
+        (Options { read_size: size(1000), ..options() }, "brings 3145728"),
+        (Options { read_size: size(1 << 30), ..options() }, "brings 3145728"),
+        (Options { read_size: Some(SizeRequest::Percent(5.0)), ..options() }, "a size such as"),
+    ] {
+        let error = refusal(options).to_string();
+        assert!(error.contains(fact), "{error}");
+    }
 }

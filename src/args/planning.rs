@@ -60,6 +60,14 @@ pub(crate) struct PlanningArgs {
     /// How experts are read.
     #[arg(long, value_name = "MODE")]
     pub(crate) io: Option<Io>,
+    /// Reads that are under way at once, each by a thread that sleeps meanwhile; 0: the threads that compute
+    /// read one after another. Default: as many as this disk was measured to want.
+    #[arg(long, value_name = "N")]
+    pub(crate) io_depth: Option<u64>,
+    /// About how much one read brings; larger experts are read in such pieces, several at once. Default: the
+    /// size at which this disk was measured fastest.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) read_size: Option<SizeRequest>,
     /// Which experts are read before they are needed: exact (those of a layer that knows them a sub-block
     /// early: their reads run under what is computed meanwhile) or off. Default: exact where there are any.
     #[arg(long, value_name = "WHICH")]
@@ -91,6 +99,8 @@ impl PlanningArgs {
             ("--batch", self.batch.is_some()),
             ("--isa", self.isa.is_some()),
             ("--io", self.io.is_some()),
+            ("--io-depth", self.io_depth.is_some()),
+            ("--read-size", self.read_size.is_some()),
             ("--prefetch", self.prefetch.is_some_and(|rule| rule != PrefetchRule::Auto)),
             ("--allow-overcommit", self.allow_overcommit),
         ];

@@ -135,6 +135,8 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         prefill_batch: args.batch,
         isa: args.isa.map(crate::args::IsaName::name),
         io: args.io.map(Into::into),
+        io_depth: args.io_depth,
+        read_size: args.read_size,
         prefetch: args.prefetch.and_then(crate::args::PrefetchRule::asked),
         pins: args.pins,
         allow_overcommit: args.allow_overcommit,

@@ -176,6 +176,7 @@ fn read(bytes: u64, size: u64, bytes_per_s: f64) -> ReadReport {
         bytes: Bytes(bytes),
         reads: bytes / size,
         seconds: bytes as f64 / bytes_per_s,
+        busy_seconds: bytes as f64 / bytes_per_s,
         bytes_per_s: (bytes > 0).then_some(bytes_per_s),
     }
 }
@@ -257,6 +258,8 @@ fn ran() -> (RunReport, Memory) {
             share: Some(0.656),
             disk_bytes_per_s: Some(2.5e9),
             disk_source: "measured: past the page cache".to_owned(),
+            read_depth: 8,
+            read_bytes: Some(Bytes(4 << 20)),
         },
         context: 4096,
         budget_bytes: Bytes(20_000_000_000),

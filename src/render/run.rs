@@ -63,7 +63,7 @@ pub(crate) fn run_report(
     line("decode", &decode(report));
     line("hits", &hits(report));
     line("experts", &experts(report));
-    line("read", &format!("{}; {}", decode_reads(&report.decode), fetched(memory)));
+    line("read", &format!("{}; {}", decode_reads(report), fetched(memory)));
     if let Some(window) = &report.decode.window {
         line("hidden", &hidden(window));
     }
@@ -172,10 +172,22 @@ fn experts(report: &RunReport) -> String {
     )
 }
 
-fn decode_reads(decode: &PhaseReport) -> String {
-    let read = &decode.read;
+fn decode_reads(report: &RunReport) -> String {
+    let read = &report.decode.read;
+    let traffic = &report.traffic;
+    // Over the time in which any was under way, beside what the plan reckons with.
+    let speed = read.experts.bytes_per_s.map_or_else(String::new, |speed| {
+        let at_once = match traffic.read_depth {
+            0 => "one after another".to_owned(),
+            n => format!("{n} at once"),
+        };
+        let planned = traffic
+            .disk_bytes_per_s
+            .map_or_else(String::new, |planned| format!(", planned {}", Rate(planned)));
+        format!(" at {} ({at_once}{planned})", Rate(speed))
+    });
     format!(
-        "{} in decode: experts {}, streamed dense weights {}, embedding rows {}",
+        "{} in decode: experts {}{speed}, streamed dense weights {}, embedding rows {}",
         reads(read),
         read.experts.bytes,
         read.dense.bytes,
@@ -189,8 +201,8 @@ fn hidden(window: &WindowReport) -> String {
         .hidden_seconds_per_token
         .map_or_else(String::new, |time| format!(", {} a token", seconds(time)));
     format!(
-        "{} of the {} that experts were read in decode ({}{per_token}): their reads run under what the layer \
-         computes before it needs them; {} were waited for",
+        "{} of the {} that experts were read in decode ({}{per_token}): others computed meanwhile; {} were waited \
+         for",
         seconds(window.hidden_seconds),
         seconds(window.seconds),
         percent(window.hidden_share),

@@ -1,15 +1,16 @@
-//! Memory in slots of one size, each of which can be lent to another thread while the others are read.
+//! Memory in slots of one size, each of which can be lent to other threads while the others are read.
 //!
 //! Owns the rule by which that is sound: a slot is lent by whoever has the arena to themselves, and is no
 //! one else's until it is given back. Refuses: what is in a slot, which of them is lent, and when.
 //!
 //! Whoever borrows bytes borrows the arena, and to lend a slot the arena must be borrowed mutably; so
-//! nothing is lent that is looked at. That nothing is looked at that is lent is a flag for each slot.
+//! nothing is lent that is looked at. That nothing is looked at that is lent is a count for each slot: of the
+//! parts that it was split into, which are apart.
 #![expect(unsafe_code, reason = "slots of one allocation are lent to threads, each to one")]
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use memmap2::MmapMut;
 
@@ -20,8 +21,8 @@ struct Memory {
     _map: Option<MmapMut>,
     start: *mut u8,
     slot_bytes: usize,
-    /// Whether each slot is lent.
-    is_lent: Box<[AtomicBool]>,
+    /// In how many parts each slot is lent; 0 where it is not.
+    lent: Box<[AtomicU32]>,
 }
 
 // SAFETY: the memory belongs to this value (`_map` is never handed out), and is not tied to a thread.
@@ -32,7 +33,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     fn n_slots(&self) -> usize {
-        self.is_lent.len()
+        self.lent.len()
     }
 
     /// Where a slot begins.
@@ -63,8 +64,8 @@ impl Arena {
         if needed > length {
             return None;
         }
-        let is_lent = (0..n_slots).map(|_| AtomicBool::new(false)).collect();
-        Some(Self { memory: Arc::new(Memory { _map: map, start, slot_bytes, is_lent }) })
+        let lent = (0..n_slots).map(|_| AtomicU32::new(0)).collect();
+        Some(Self { memory: Arc::new(Memory { _map: map, start, slot_bytes, lent }) })
     }
 
     /// Number of slots.
@@ -80,8 +81,8 @@ impl Arena {
     #[must_use]
     pub fn bytes(&self, slot: usize) -> Option<&[u8]> {
         let start = self.memory.slot(slot);
-        // What its borrower wrote is seen once the flag is.
-        if self.memory.is_lent[slot].load(Acquire) {
+        // What its borrowers wrote is seen once the count is.
+        if self.memory.lent[slot].load(Acquire) > 0 {
             return None;
         }
         // SAFETY: the slot's bytes are inside the map, which `self` keeps. The slot is not lent, and nobody
@@ -96,7 +97,7 @@ impl Arena {
     #[must_use]
     pub fn bytes_mut(&mut self, slot: usize) -> Option<&mut [u8]> {
         let start = self.memory.slot(slot);
-        if self.memory.is_lent[slot].load(Acquire) {
+        if self.memory.lent[slot].load(Acquire) > 0 {
             return None;
         }
         // SAFETY: as in `bytes`, and `self` is borrowed mutably, so that nobody else reads a slot of it.
@@ -110,21 +111,24 @@ impl Arena {
     /// When there is no such slot.
     #[must_use]
     pub fn lend(&mut self, slot: usize) -> Option<Lent> {
-        let flag = &self.memory.is_lent[slot];
-        // Only `&mut self` sets it, so that nobody else does between the two.
-        if flag.load(Acquire) {
+        let count = &self.memory.lent[slot];
+        // Only `&mut self` raises it from 0, so that nobody else does between the two.
+        if count.load(Acquire) > 0 {
             return None;
         }
-        flag.store(true, Release);
-        Some(Lent { memory: Arc::clone(&self.memory), slot })
+        count.store(1, Release);
+        let range = 0..self.memory.slot_bytes;
+        Some(Lent { memory: Arc::clone(&self.memory), slot, range })
     }
 }
 
-/// A slot that is lent: its borrower's alone, and memory that lives as long as this.
+/// A slot that is lent, or a part of one: its borrower's alone, and memory that lives as long as this.
 #[derive(Debug)]
 pub struct Lent {
     memory: Arc<Memory>,
     slot: usize,
+    /// Bytes of the slot; those of two parts of a slot are apart.
+    range: Range<usize>,
 }
 
 impl Lent {
@@ -133,16 +137,36 @@ impl Lent {
     pub fn slot(&self) -> usize {
         self.slot
     }
+
+    /// Keeps the bytes before `at`, counted from its own beginning, and gives those from there on away.
+    /// The slot is back when both are dropped. Allocates nothing.
+    ///
+    /// # Panics
+    /// When it has no `at` bytes.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.range.len(), "byte {at} of {}", self.range.len());
+        // Its own part keeps the count above 0, so that nobody finds the slot free meanwhile.
+        self.memory.lent[self.slot].fetch_add(1, Relaxed);
+        let middle = self.range.start + at;
+        let rest = middle..self.range.end;
+        self.range.end = middle;
+        Self { memory: Arc::clone(&self.memory), slot: self.slot, range: rest }
+    }
 }
 
 impl Deref for Lent {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are inside the map, which `self` keeps. The flag of the slot is set from before
-        // this value was made until it is dropped, so that the arena gives them to no one, and there is one
-        // such value for a slot: whoever made it found the flag unset.
-        unsafe { std::slice::from_raw_parts(self.memory.slot(self.slot), self.memory.slot_bytes) }
+        // SAFETY: the range is inside the slot (`lend` made it the whole, `split_off` only cuts), the slot inside
+        // the map, which `self` keeps. The count of the slot is above 0 from before this value was made until
+        // it is dropped, so that the arena gives its bytes to no one. Whoever made the first such value found
+        // the count 0, and others come from `split_off` alone, which leaves no byte in two ranges.
+        unsafe {
+            let start = self.memory.slot(self.slot).add(self.range.start);
+            std::slice::from_raw_parts(start, self.range.len())
+        }
     }
 }
 
@@ -150,15 +174,16 @@ impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
         unsafe {
-            std::slice::from_raw_parts_mut(self.memory.slot(self.slot), self.memory.slot_bytes)
+            let start = self.memory.slot(self.slot).add(self.range.start);
+            std::slice::from_raw_parts_mut(start, self.range.len())
         }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Whoever sees this sees what was written.
-        self.memory.is_lent[self.slot].store(false, Release);
+        // Whoever sees that the last part is back sees what was written to all of them.
+        self.memory.lent[self.slot].fetch_sub(1, Release);
     }
 }
 
@@ -210,6 +235,31 @@ mod tests {
         drop(lent);
         assert_eq!(arena.bytes(1).unwrap(), [7; 8]);
         assert!(arena.lend(1).is_some());
+    }
+
+    #[test]
+    fn parts_of_a_slot_are_apart_and_the_slot_is_back_with_the_last_of_them() {
+        let mut arena = arena(10, 2);
+        let mut first = arena.lend(0).unwrap();
+        let mut second = first.split_off(3);
+        let mut third = second.split_off(7);
+        assert_eq!((first.len(), second.len(), third.len()), (3, 7, 0));
+        thread::scope(|scope| {
+            scope.spawn(|| first.fill(1));
+            scope.spawn(|| second.fill(2));
+        });
+        third.fill(3);
+        for part in [second, third, first] {
+            assert!(arena.bytes(0).is_none() && arena.lend(0).is_none());
+            drop(part);
+        }
+        assert_eq!(arena.bytes(0).unwrap(), [1, 1, 1, 2, 2, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "byte 9 of 8")]
+    fn a_part_that_there_is_not_is_a_bug() {
+        let _ = arena(8, 1).lend(0).unwrap().split_off(9);
     }
 
     #[test]

@@ -363,7 +363,8 @@ impl RunReport {
     fn slow_reads(&self) -> Option<(f64, f64)> {
         let expected = self.traffic.disk_bytes_per_s?;
         let got = self.decode.read.experts.bytes_per_s?;
-        let is_much = self.decode.read.experts.seconds > self.decode.seconds * MUCH_OF_THE_TIME;
+        let is_much =
+            self.decode.read.experts.busy_seconds > self.decode.seconds * MUCH_OF_THE_TIME;
         (is_much && got < expected * SLOW_READS).then_some((got, expected))
     }
 }

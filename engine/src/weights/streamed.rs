@@ -1,21 +1,26 @@
-//! Dense weights that are read for every batch, through two buffers: one is computed on while a thread fills
-//! the other.
+//! Dense weights that are read for every batch, through two buffers: one is computed on while threads fill
+//! the other, each a part of it at a time.
 //!
-//! Owns the order of what is read, the buffers, and the thread. Nothing is allocated once it runs. An error
-//! of the thread is handed over in the place of the unit that it could not read; whoever drops the stream
-//! waits for the thread to end.
+//! Owns the order of what is read, the buffers, and the threads. Nothing is allocated once they run. An error
+//! of a thread is handed over in the place of the unit that it could not read; whoever drops the stream
+//! waits for the threads to end.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use tierkeep_plans::budget::Line;
+use tierkeep_mapping::{Arena, Lent};
+use tierkeep_plans::budget::{Line, n_bounces};
 use tierkeep_plans::catalogue::{Span, TENSOR_ALIGN};
 use tierkeep_plans::units::round_up;
 
 use crate::error::EngineError;
-use crate::memory::{Account, Buffer};
+use crate::memory::Account;
 use crate::shard_io::{ReadError, ReadFor, ShardFiles};
+
+/// What one thread reads before it looks for more.
+const PART_BYTES: usize = 4 << 20;
 
 /// What is read together: a layer or a sub-block of one, or some rows of the head.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +37,11 @@ impl Unit {
         self.bytes = round_up(start + span.bytes, TENSOR_ALIGN);
         self.reads.push((start as usize, span));
         start as usize
+    }
+
+    /// Parts that it is read in.
+    fn n_parts(&self) -> usize {
+        self.reads.iter().map(|(_, span)| (span.bytes as usize).div_ceil(PART_BYTES)).sum()
     }
 }
 
@@ -82,21 +92,91 @@ impl Units {
     }
 }
 
-/// What both threads look at.
+/// A part of a unit that one thread reads.
+#[derive(Debug)]
+struct Part {
+    position: usize,
+    span: Span,
+    /// Its place in the buffer, and bytes before it that are nobody's.
+    into: Lent,
+}
+
+/// A unit whose buffer is being filled.
+#[derive(Debug)]
+struct Filling {
+    position: usize,
+    slot: usize,
+    /// Parts that have not ended.
+    n_left: usize,
+    failed: Option<Failed>,
+}
+
+/// Why a part did not come.
+#[derive(Debug)]
+enum Failed {
+    Read(ReadError),
+    /// The disk's code panicked; what it said was told when it did.
+    Panicked,
+}
+
+/// What all threads look at.
 #[derive(Debug)]
 struct State {
     /// Buffers that may be filled.
-    empty: Vec<Buffer>,
-    /// Buffers that were filled, in the order of the pass, and whether that worked.
-    filled: VecDeque<(Buffer, Result<(), ReadError>)>,
+    empty: VecDeque<Lent>,
+    /// Parts that nobody reads yet.
+    parts: VecDeque<Part>,
+    /// Units that are read or were and have not been asked for, in the order of the pass.
+    filling: VecDeque<Filling>,
     /// The next position to be read, and where the pass ends.
     next: usize,
     end: usize,
-    is_reading: bool,
+    n_reading: usize,
     /// No more is to be read, ever.
     is_closed: bool,
-    /// The thread has left.
-    is_gone: bool,
+}
+
+impl State {
+    /// Cuts the next unit of the pass into parts, if there is one and a buffer for it.
+    fn begin_unit(&mut self, units: &Units) -> bool {
+        if self.next >= self.end {
+            return false;
+        }
+        let Some(mut rest) = self.empty.pop_front() else { return false };
+        let position = self.next;
+        self.next += 1;
+        let slot = rest.slot();
+        let unit = units.at(position);
+        let mut at = 0;
+        for &(start, span) in &unit.reads {
+            let places = (span.offset..).step_by(PART_BYTES);
+            let starts = (0..span.bytes as usize).step_by(PART_BYTES);
+            for (inside, offset) in starts.zip(places) {
+                let length = (span.bytes as usize - inside).min(PART_BYTES);
+                let end = start + inside + length;
+                let after = rest.split_off(end - at);
+                let span = Span { offset, bytes: length as u64, ..span };
+                self.parts.push_back(Part { position, span, into: rest });
+                (rest, at) = (after, end);
+            }
+        }
+        // What is behind the last part is nobody's.
+        drop(rest);
+        self.filling.push_back(Filling { position, slot, n_left: unit.n_parts(), failed: None });
+        true
+    }
+
+    /// A part has ended; `failed` where it did not come.
+    fn end_part(&mut self, position: usize, failed: Option<Failed>) {
+        let is_its = |filling: &&mut Filling| filling.position == position;
+        let Some(filling) = self.filling.iter_mut().find(is_its) else { return };
+        filling.n_left = filling.n_left.saturating_sub(1);
+        if failed.is_some() {
+            filling.failed = filling.failed.take().or(failed);
+            // What would follow is of no use to anyone.
+            self.end = self.next;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -105,8 +185,8 @@ struct Shared {
     files: Arc<ShardFiles>,
     state: Mutex<State>,
     /// There may be something to read, or the end.
-    to_reader: Condvar,
-    /// Something was read.
+    to_readers: Condvar,
+    /// A part was read.
     to_engine: Condvar,
 }
 
@@ -115,52 +195,40 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the thread does: fills empty buffers in the order of the pass, until it is closed.
+    /// What a thread does: reads parts of units in the order of the pass, until it is closed.
     fn read_ahead(&self) {
-        let _leaving = Leaving(self);
         let mut state = self.state();
         loop {
             if state.is_closed {
                 return;
             }
-            let buffer = if state.next < state.end { state.empty.pop() } else { None };
-            let Some(mut buffer) = buffer else {
-                state = self.to_reader.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let Some(mut part) = state.parts.pop_front() else {
+                if state.begin_unit(&self.units) {
+                    self.to_readers.notify_all();
+                } else {
+                    state = self.to_readers.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
                 continue;
             };
-            let position = state.next;
-            state.next += 1;
-            state.is_reading = true;
+            state.n_reading += 1;
             drop(state);
-            let result = self.fill(position, &mut buffer);
+            let Span { shard, offset, bytes } = part.span;
+            let read = catch_unwind(AssertUnwindSafe(|| {
+                let gap = part.into.len() - bytes as usize;
+                self.files.read(ReadFor::Dense, shard, offset, &mut part.into[gap..])
+            }));
+            let failed = match read {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(Failed::Read(error)),
+                Err(_) => Some(Failed::Panicked),
+            };
+            // Its part of the buffer is back before anyone hears of it.
+            drop(part.into);
             state = self.state();
-            state.is_reading = false;
-            if result.is_err() {
-                // What would follow is of no use to anyone.
-                state.end = state.next;
-            }
-            state.filled.push_back((buffer, result));
+            state.n_reading -= 1;
+            state.end_part(part.position, failed);
             self.to_engine.notify_one();
         }
-    }
-
-    fn fill(&self, position: usize, buffer: &mut Buffer) -> Result<(), ReadError> {
-        for (start, span) in &self.units.at(position).reads {
-            let into = &mut buffer.bytes_mut()[*start..*start + span.bytes as usize];
-            self.files.read(ReadFor::Dense, span.shard, span.offset, into)?;
-        }
-        Ok(())
-    }
-}
-
-/// Says that the thread is gone, however it went: nobody waits for it for ever.
-struct Leaving<'a>(&'a Shared);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.state();
-        (state.is_gone, state.is_reading) = (true, false);
-        self.0.to_engine.notify_one();
     }
 }
 
@@ -168,108 +236,126 @@ impl Drop for Leaving<'_> {
 #[derive(Debug)]
 pub(super) struct Stream {
     shared: Arc<Shared>,
+    buffers: Arena,
     /// The buffer that is computed on.
-    current: Option<Buffer>,
-    thread: Option<JoinHandle<()>>,
+    current: Option<usize>,
+    threads: Vec<JoinHandle<()>>,
 }
 
+/// Buffers: one is computed on, one is filled.
+const N_BUFFERS: usize = 2;
+
 impl Stream {
-    /// Allocates both buffers and starts the thread; nothing is read yet.
+    /// Allocates both buffers and starts the threads; nothing is read yet.
     pub(super) fn new(
         units: Units,
         account: &mut Account,
         files: &Arc<ShardFiles>,
     ) -> Result<Self, EngineError> {
-        let bytes = units.buffer_bytes();
-        let mut empty = Vec::with_capacity(2);
-        for _ in 0..2 {
-            empty.push(account.buffer(Line::StreamBuffers, bytes)?);
-        }
+        let bytes = (round_up(units.buffer_bytes(), TENSOR_ALIGN), N_BUFFERS as u64);
+        let buffers = account.arena(Line::StreamBuffers, bytes, false)?;
+        let most_parts = units.all.iter().map(Unit::n_parts).max().unwrap_or(0);
         let state = State {
-            empty,
-            filled: VecDeque::with_capacity(2),
+            empty: VecDeque::with_capacity(N_BUFFERS),
+            parts: VecDeque::with_capacity(N_BUFFERS * most_parts),
+            filling: VecDeque::with_capacity(N_BUFFERS),
             next: 0,
             end: 0,
-            is_reading: false,
+            n_reading: 0,
             is_closed: false,
-            is_gone: false,
         };
         let shared = Arc::new(Shared {
             units,
             files: Arc::clone(files),
             state: Mutex::new(state),
-            to_reader: Condvar::new(),
+            to_readers: Condvar::new(),
             to_engine: Condvar::new(),
         });
-        let of_thread = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("dense-stream".to_owned())
-            .spawn(move || of_thread.read_ahead())
-            .map_err(EngineError::Threads)?;
-        Ok(Self { shared, current: None, thread: Some(thread) })
+        let n_threads = n_bounces(files.how()) as usize;
+        let mut stream =
+            Self { shared, buffers, current: None, threads: Vec::with_capacity(n_threads) };
+        for number in 0..n_threads {
+            let shared = Arc::clone(&stream.shared);
+            // An error drops the stream, which ends those that did start.
+            let thread = thread::Builder::new()
+                .name(format!("dense-stream-{number}"))
+                .spawn(move || shared.read_ahead())
+                .map_err(EngineError::Threads)?;
+            stream.threads.push(thread);
+        }
+        Ok(stream)
     }
 
     /// Begins a pass over all layers that are streamed, and over the head so many times if it is.
     pub(super) fn begin(&mut self, n_heads: usize) {
         self.rest();
         let mut state = self.shared.state();
+        state.empty.extend((0..N_BUFFERS).filter_map(|slot| self.buffers.lend(slot)));
         (state.next, state.end) = (0, self.shared.units.length(n_heads));
-        self.shared.to_reader.notify_one();
+        self.shared.to_readers.notify_one();
     }
 
     /// Makes the next unit of the pass the current one; the buffer of the one before is filled again.
     pub(super) fn advance(&mut self) -> Result<(), EngineError> {
         let mut state = self.shared.state();
         if let Some(used) = self.current.take() {
-            state.empty.push(used);
-            self.shared.to_reader.notify_one();
+            state.empty.extend(self.buffers.lend(used));
+            self.shared.to_readers.notify_one();
         }
         loop {
-            if let Some((buffer, result)) = state.filled.pop_front() {
-                return match result {
-                    Ok(()) => {
-                        self.current = Some(buffer);
-                        Ok(())
-                    }
-                    Err(error) => {
-                        state.empty.push(buffer);
-                        Err(error.into())
-                    }
-                };
-            }
-            // A pass that was not begun, or a thread that panicked: bugs, and not to be waited for.
-            if state.is_gone || !state.is_reading && state.next >= state.end {
-                return Err(EngineError::StreamEnded);
+            match state.filling.front() {
+                // After a failure no more is begun, so that its buffer need not be filled again.
+                Some(first) if first.n_left == 0 => {
+                    let Some(Filling { slot, failed, .. }) = state.filling.pop_front() else {
+                        continue;
+                    };
+                    return match failed {
+                        None => {
+                            self.current = Some(slot);
+                            Ok(())
+                        }
+                        Some(Failed::Read(error)) => Err(error.into()),
+                        Some(Failed::Panicked) => Err(EngineError::StreamEnded),
+                    };
+                }
+                Some(_) => {}
+                // A pass that was not begun, or is over: a bug, and not to be waited for.
+                None if state.next >= state.end => return Err(EngineError::StreamEnded),
+                None => {}
             }
             state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Ends a pass, wherever it is: waits for the read under way, and takes the buffers back.
+    /// Ends a pass, wherever it is: waits for the reads under way, and takes the buffers back.
     pub(super) fn rest(&mut self) {
         let mut state = self.shared.state();
         state.end = state.next;
-        while state.is_reading {
+        state.parts.clear();
+        while state.n_reading > 0 {
             state = self.shared.to_engine.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        while let Some((buffer, _)) = state.filled.pop_front() {
-            state.empty.push(buffer);
-        }
-        state.empty.extend(self.current.take());
+        state.filling.clear();
+        state.empty.clear();
+        self.current = None;
     }
 
     /// The current unit.
     pub(super) fn current(&self) -> &[u8] {
-        self.current.as_ref().map_or(&[], Buffer::bytes)
+        self.current.and_then(|slot| self.buffers.bytes(slot)).unwrap_or(&[])
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.shared.state().is_closed = true;
-        self.shared.to_reader.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // What it panicked with was told when it did.
+        {
+            let mut state = self.shared.state();
+            state.is_closed = true;
+            state.parts.clear();
+        }
+        self.shared.to_readers.notify_all();
+        for thread in self.threads.drain(..) {
+            // Reads that panic are caught; what else could was told when it did.
             let _ = thread.join();
         }
     }
@@ -292,8 +378,10 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let shards = [Shard { path, bytes: bytes.len() as u64 }];
         let disk = Arc::new(SystemDisk);
-        let files =
-            Arc::new(ShardFiles::open(disk, &shards, IoMode::Buffered, Buffer::default()).unwrap());
+        let files = Arc::new(
+            ShardFiles::open(disk, &shards, (IoMode::Buffered, Default::default()), Vec::new())
+                .unwrap(),
+        );
         let line = Line::StreamBuffers;
         let ledger = Ledger(vec![LedgerLine { line, bytes: Bytes(256), note: String::new() }]);
         let mut units = Units::new(3);
@@ -329,7 +417,7 @@ mod tests {
         }
         let read = stream.shared.files.counter().now();
         assert_eq!((read.dense.bytes, read.dense.reads), (1700, 17));
-        assert_eq!(read.all(), read.dense);
+        assert_eq!((read.all().bytes, read.all().reads), (1700, 17));
     }
 
     #[test]
@@ -340,7 +428,7 @@ mod tests {
             stream.begin(1);
             (0..n_taken).for_each(|_| _ = advance(&mut stream));
             stream.rest();
-            assert_eq!(stream.shared.state().empty.len(), 2);
+            assert_eq!((0..2).filter(|&slot| stream.buffers.bytes(slot).is_some()).count(), 2);
             stream.begin(0);
             assert_eq!(advance(&mut stream), 0, "a pass begins with the first layer");
         }

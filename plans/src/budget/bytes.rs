@@ -43,6 +43,8 @@ pub struct LayerBytes {
     pub blocks: [u64; 2],
     /// What of it is touched between the layer's routing and its experts: the reads of these run under it.
     pub window: PartBytes,
+    /// What of it every token computes beside its routed experts: those that are shared.
+    pub shared: PartBytes,
     /// A slot that can hold any of its routed experts; 0 where it has none.
     pub slot: u64,
     /// Number of its routed experts.
@@ -92,6 +94,21 @@ fn is_in_window(role: Role) -> bool {
         | Role::Head
         | Role::FinalNorm
         | Role::Layer { .. }
+        | Role::Expert { .. }
+        | Role::FusedExperts { .. }
+        | Role::Padding => false,
+    }
+}
+
+/// Whether a tensor is a shared expert's.
+fn is_shared(role: Role) -> bool {
+    match role {
+        Role::Layer { tensor, .. } | Role::SubBlock { tensor, .. } => {
+            matches!(tensor, LayerTensor::Shared(_))
+        }
+        Role::Embedding
+        | Role::Head
+        | Role::FinalNorm
         | Role::Expert { .. }
         | Role::FusedExperts { .. }
         | Role::Padding => false,
@@ -159,6 +176,9 @@ impl<'a> ModelBytes<'a> {
         bytes.dense.add(tensor);
         if is_in_window(tensor.role) {
             bytes.window.add(tensor);
+        }
+        if is_shared(tensor.role) {
+            bytes.shared.add(tensor);
         }
         if let Some(block) = bytes.blocks.get_mut(usize::from(block)) {
             *block = block.saturating_add(tensor.resident_bytes().0);

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalogue::{Catalogue, ExpertLayout};
-use crate::units::Bytes;
+use crate::catalogue::{Catalogue, DIRECT_ALIGN, ExpertLayout};
+use crate::units::{Bytes, round_up};
 
 /// How experts are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,14 +40,61 @@ impl IoMode {
     }
 }
 
+/// How reads are made: how many at once, how large, and which before they are needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Reads that are under way at once, each by a thread of its own; 0 where the threads that compute read
+    /// what they ask for, one after another.
+    pub depth: u64,
+    /// About how much one read brings; what is larger is cut into pieces that several threads read.
+    /// `None` where nothing is cut.
+    pub bytes: Option<Bytes>,
+    /// Whether experts that a layer knows a sub-block early are begun then.
+    pub begins_early: bool,
+}
+
+impl Reads {
+    /// Into how many reads of about equal size a range of so many bytes is cut.
+    #[must_use]
+    pub fn n_pieces(self, bytes: u64) -> u64 {
+        match self.bytes {
+            // To the nearest number of whole reads, so that none is a small rest.
+            Some(Bytes(piece)) if piece > 0 => (bytes.saturating_add(piece / 2) / piece).max(1),
+            Some(_) | None => 1,
+        }
+    }
+
+    /// The most that one read of an expert of so many bytes brings, whichever of its parts it is of.
+    #[must_use]
+    pub fn largest(self, expert_bytes: u64) -> u64 {
+        match self.bytes {
+            // What is under one and a half pieces is one read.
+            Some(Bytes(piece)) => {
+                let most = piece.saturating_add(piece / 2);
+                expert_bytes.min(round_up(most, DIRECT_ALIGN).saturating_add(DIRECT_ALIGN))
+            }
+            None => expert_bytes,
+        }
+    }
+}
+
 /// What direct reads pass through whose bytes are wanted elsewhere than a block begins: dense weights
 /// while they are loaded, rows of the embedding. Large enough that the disk is busy with one read.
 const BOUNCE_BYTES: u64 = 4 << 20;
+/// Into most parts that it is divided, so that reads side by side need not wait for each other and are
+/// still large.
+const MAX_BOUNCES: u64 = 4;
 
-/// Bytes of the buffer that reads of anything but experts pass through.
+/// Bytes of the buffers that reads of anything but experts pass through, all of them.
 #[must_use]
 pub fn bounce_bytes(io: IoMode) -> u64 {
     if io.uses_page_cache() { 0 } else { BOUNCE_BYTES }
+}
+
+/// How many such buffers of equal size there are: as many as reads at once, up to a few.
+#[must_use]
+pub fn n_bounces(reads: Reads) -> u64 {
+    reads.depth.clamp(1, MAX_BOUNCES)
 }
 
 /// An expert as it lies in a slot.

@@ -100,14 +100,19 @@ struct Window {
     card: Option<usize>,
     bytes: f64,
     weights: f64,
-    /// Bytes of routed experts that a token is sent to in this layer.
+    /// Bytes of routed experts that a token is sent to in this layer, and their weights.
     routed_bytes: f64,
+    routed_weights: f64,
 }
 
 impl Window {
-    /// How long it takes to compute.
-    fn seconds(&self, view: &View<'_>, rates: &Rates) -> f64 {
-        let host = || (self.bytes / rates.memory.per_s).max(self.weights / rates.kernels.per_s);
+    /// How long it takes to compute, with the share of the routed experts that are in memory.
+    fn seconds(&self, view: &View<'_>, rates: &Rates, resident: f64) -> f64 {
+        let host = || {
+            let bytes = self.bytes + self.routed_bytes * resident;
+            let weights = self.weights + self.routed_weights * resident;
+            (bytes / rates.memory.per_s).max(weights / rates.kernels.per_s)
+        };
         let card = self.card.and_then(|card| view.holding.cards.get(card));
         match card {
             None => host(),
@@ -165,9 +170,10 @@ fn seconds(
     let from_page_cache = view.hits.page_cache.clamp(0.0, 1.0);
     let missed_share = missed_share(view, hit_rate);
     let missed = moved.routed_bytes * missed_share;
+    let resident = (hit_rate - vram).clamp(0.0, 1.0);
     let hidden = moved.windows.iter().fold(0.0, |sum, window| {
         let read = window.routed_bytes * missed_share / rates.experts.per_s;
-        sum + read.min(window.seconds(view, rates))
+        sum + read.min(window.seconds(view, rates, resident))
     });
     // A copy reads and writes.
     let copies = 2.0 * moved.routed_bytes * from_page_cache / rates.memory.per_s;
@@ -224,14 +230,20 @@ impl Moved {
                     moved.host_weights += bytes.dense.weights as f64;
                 }
             }
-            if workload.prefetch_depth > 0 && bytes.window.stored > 0 {
-                let n_blocks = spec.layers[layer].feed_forward.n_sub_blocks().max(1);
-                moved.windows.push(Window {
+            if workload.reads.depth > 0 && bytes.n_experts > 0 {
+                let mut window = Window {
                     card: place,
-                    bytes: bytes.window.stored as f64 + caches as f64 / n_blocks as f64,
-                    weights: bytes.window.weights as f64,
+                    bytes: bytes.shared.stored as f64,
+                    weights: bytes.shared.weights as f64,
                     routed_bytes: sums.routed_per_layer(bytes),
-                });
+                    routed_weights: expert_weights as f64,
+                };
+                if workload.reads.begins_early && bytes.window.stored > 0 {
+                    let n_blocks = spec.layers[layer].feed_forward.n_sub_blocks().max(1);
+                    window.bytes += bytes.window.stored as f64 + caches as f64 / n_blocks as f64;
+                    window.weights += bytes.window.weights as f64;
+                }
+                moved.windows.push(window);
             }
             moved.crossings += f64::from(u8::from(place != before));
             before = place;
@@ -331,11 +343,13 @@ fn evidence(
     evidence.extend(named.into_iter().cloned());
     evidence.push(format!("per-layer overhead {:.0} us a layer: assumed", LAYER_OVERHEAD_S * 1e6));
     if !moved.windows.is_empty() {
-        let windows = moved.windows.iter().map(|window| window.seconds(view, rates));
+        let resident = (view.hits.hit_rate.p50 - view.hits.vram).clamp(0.0, 1.0);
+        let windows = moved.windows.iter().map(|window| window.seconds(view, rates, resident));
         let ms = windows.sum::<f64>() * 1e3;
         evidence.push(format!(
-            "reads of missed experts run under {ms:.1} ms of other work a token, the larger of both \
-             counts in each layer: computed"
+            "reads of missed experts run under {ms:.1} ms of other work a token (experts that are in \
+             memory, shared ones, what comes between routing and experts), the larger of both counts \
+             in each layer: computed"
         ));
     }
     if !view.holding.cards.is_empty() {

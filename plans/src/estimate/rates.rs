@@ -2,6 +2,8 @@
 
 use tierkeep_doctor::{DiskReadSpeed, Fact, Facts, GpuFact};
 
+use crate::budget::Reads;
+
 /// Memory bandwidth assumed where none was measured, bytes/s: two channels of DDR4.
 const ASSUMED_MEMORY_BYTES_PER_S: f64 = 20e9;
 /// Disk bandwidth assumed where none was measured, bytes/s: a middling NVMe drive.
@@ -57,13 +59,13 @@ fn weights_per_s(isa: &str) -> f64 {
 }
 
 impl Rates {
-    /// The rates of a machine for reads of an expert's size, so many of which are under way at once, and of a
-    /// layer's, of which one is.
+    /// The rates of a machine for reads of an expert's size, made as the plan has it, and of a layer's
+    /// dense weights, which are cut in the same way.
     #[must_use]
     pub fn of(
         machine: &Facts,
         (isa, threads): (&str, u64),
-        (expert_bytes, depth): (u64, u64),
+        (expert_bytes, reads): (u64, Reads),
         layer_bytes: u64,
     ) -> Self {
         // Threads beyond those of the hardware take turns: they multiply nothing more.
@@ -80,8 +82,8 @@ impl Rates {
                 ASSUMED_MEMORY_BYTES_PER_S,
                 "memory bandwidth",
             ),
-            experts: disk(machine, expert_bytes, depth),
-            layers: disk(machine, layer_bytes, 1),
+            experts: disk(machine, expert_bytes, reads, reads.depth),
+            layers: disk(machine, layer_bytes, reads, reads.depth),
             kernels: Rate { per_s: kernels, evidence },
             cards: cards(machine).map(card_rates).collect(),
         }
@@ -104,9 +106,10 @@ fn card_rates(card: &GpuFact) -> CardRates {
     }
 }
 
-/// The disk at reads of `bytes`, `depth` at once: the measured point whose size is nearest by ratio, and of
+/// The disk where ranges of `bytes` are read, cut as the plan has it, `depth` reads at once: the measured point whose size is nearest by ratio, and of
 /// these the one whose queue depth is nearest. The read size measured must be the size used.
-fn disk(machine: &Facts, bytes: u64, depth: u64) -> Rate {
+fn disk(machine: &Facts, bytes: u64, reads: Reads, depth: u64) -> Rate {
+    let (bytes, depth) = (bytes / reads.n_pieces(bytes), depth.max(1));
     let nearest = machine.disk.reads.value().and_then(|points| {
         let distance = |point: &&DiskReadSpeed| {
             let ratio = point.read_bytes.max(1) as f64 / bytes.max(1) as f64;

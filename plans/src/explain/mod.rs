@@ -386,8 +386,8 @@ impl View<'_> {
     fn rates(&self, read_bytes: u64) -> Rates {
         let engine = &self.plan.engine;
         let layer = self.sums.layers.iter().map(|l| l.dense.stored).max().unwrap_or(0);
-        let depth = engine.prefetch_depth.max(1);
-        Rates::of(&self.plan.machine, (&engine.isa, engine.threads), (read_bytes, depth), layer)
+        let reads = self.plan.reads();
+        Rates::of(&self.plan.machine, (&engine.isa, engine.threads), (read_bytes, reads), layer)
     }
 }
 

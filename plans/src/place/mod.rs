@@ -8,7 +8,7 @@ mod slots;
 pub use self::cards::{CardBudget, least_card_bytes};
 use crate::budget::{
     self, CardPlacement, DenseResidency, EmbeddingResidency, Holding, KvElement, Ledger, Line,
-    ModelBytes, Slots, Streamed, Workload,
+    ModelBytes, Reads, Slots, Streamed, Workload,
 };
 use crate::units::Bytes;
 
@@ -25,8 +25,8 @@ pub struct Request {
     pub sessions: u64,
     /// Threads that compute.
     pub threads: u64,
-    /// Experts that are read at once while others compute; 0 where none are.
-    pub prefetch_depth: u64,
+    /// How reads are made.
+    pub reads: Reads,
     /// Type of the KV cache.
     pub kv: KvElement,
     /// Most tokens of a prefill batch; chosen from the budget where it is `None`.
@@ -378,8 +378,8 @@ fn workload(
     embedding: EmbeddingResidency,
     prefill_batch: u64,
 ) -> Workload {
-    let Request { threads, kv, sessions, prefetch_depth, .. } = *request;
-    Workload { context, prefill_batch, threads, kv, embedding, sessions, prefetch_depth }
+    let Request { threads, kv, sessions, reads, .. } = *request;
+    Workload { context, prefill_batch, threads, kv, embedding, sessions, reads }
 }
 
 fn does_not_fit(frame: &Frame<'_>, uses: Option<&[Vec<f64>]>) -> DoesNotFit {

@@ -3,10 +3,11 @@
 
 use super::{ExpertTier, Plan, PlanError, Policy, Prediction, Prefetch, Range, TierShare};
 use crate::budget::{
-    self, CardLine, CardPlacement, EmbeddingResidency, Holding, Line, ModelBytes, Slots, Workload,
+    self, CardLine, CardPlacement, EmbeddingResidency, Holding, Line, ModelBytes, Reads, Slots,
+    Workload,
 };
-use crate::catalogue::Catalogue;
-use crate::planner::{MAX_PREFETCH_DEPTH, MAX_SESSIONS, MAX_THREADS};
+use crate::catalogue::{Catalogue, DIRECT_ALIGN};
+use crate::planner::{MAX_READ_DEPTH, MAX_SESSIONS, MAX_THREADS};
 use crate::spec::ArchSpec;
 use crate::units::Bytes;
 
@@ -24,7 +25,17 @@ impl Plan {
             kv: self.engine.kv,
             embedding: self.engine.embedding,
             sessions: self.request.sessions,
-            prefetch_depth: self.engine.prefetch_depth,
+            reads: self.reads(),
+        }
+    }
+
+    /// How reads are made.
+    #[must_use]
+    pub fn reads(&self) -> Reads {
+        Reads {
+            depth: self.engine.read_depth,
+            bytes: self.engine.read_bytes,
+            begins_early: self.engine.prefetch == Prefetch::Exact,
         }
     }
 
@@ -144,7 +155,7 @@ impl Plan {
             return Err(invalid("engine.isa", format!("{:?}", self.engine.isa), expected));
         }
         in_range("engine.prefill_batch", self.engine.prefill_batch, 1, self.request.context)?;
-        self.check_prefetch(&model.spec)?;
+        self.check_reads(&model.spec)?;
         match (self.engine.embedding, self.placement.streamed.head) {
             _ if !model.spec.tied_embeddings => Ok(()),
             (EmbeddingResidency::Resident, false) | (EmbeddingResidency::RowRead, true) => Ok(()),
@@ -159,16 +170,24 @@ impl Plan {
         }
     }
 
-    fn check_prefetch(&self, spec: &ArchSpec) -> Result<(), PlanError> {
-        let (least, most) = match self.engine.prefetch {
-            Prefetch::Off => (0, 0),
-            Prefetch::Exact if spec.has_window() => (1, MAX_PREFETCH_DEPTH),
+    fn check_reads(&self, spec: &ArchSpec) -> Result<(), PlanError> {
+        let engine = &self.engine;
+        let least = match engine.prefetch {
+            Prefetch::Off => 0,
+            Prefetch::Exact if spec.has_window() => 1,
             Prefetch::Exact => {
                 let expected = "off, for no layer of this model knows its experts early";
                 return Err(invalid("engine.prefetch", "exact", expected));
             }
         };
-        in_range("engine.prefetch_depth", self.engine.prefetch_depth, least, most)
+        in_range("engine.read_depth", engine.read_depth, least, MAX_READ_DEPTH)?;
+        match engine.read_bytes {
+            Some(Bytes(bytes)) if bytes == 0 || !bytes.is_multiple_of(DIRECT_ALIGN) => {
+                let expected = format!("a positive multiple of {DIRECT_ALIGN}, or no such field");
+                Err(invalid("engine.read_bytes", bytes.to_string(), expected))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn check_slots(&self, model: &Catalogue) -> Result<(), PlanError> {

@@ -22,7 +22,7 @@ use crate::units::Bytes;
 use crate::whole_file;
 
 /// Version of the plan format that this build writes and reads.
-pub const PLAN_VERSION: u32 = 4;
+pub const PLAN_VERSION: u32 = 5;
 
 /// Largest plan file that is read, bytes.
 const PLAN_CAP_BYTES: u64 = 64 << 20;
@@ -83,7 +83,7 @@ pub struct PolicyError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefetch {
-    /// None: each is read when it is asked for.
+    /// None: each is read when it is asked for, the missing ones of a layer together.
     Off,
     /// Those of a layer that knows its experts a sub-block early: their reads run under what is computed
     /// until they are needed. They are asked for in the same order either way, so that hits, evictions and
@@ -159,8 +159,12 @@ pub struct EngineSettings {
     pub io_evidence: String,
     /// Which experts are read before they are needed.
     pub prefetch: Prefetch,
-    /// Reads of such experts that are under way at once, each by a thread of its own; 0 without any.
-    pub prefetch_depth: u64,
+    /// Reads that are under way at once, each by a thread of its own; 0 where the threads that compute read
+    /// what they ask for.
+    pub read_depth: u64,
+    /// About how much one read brings; what is larger is cut. Absent where nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<Bytes>,
 }
 
 /// Where weights live.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 pub use super::Options;
-use super::{PinRule, machine};
+use super::{PinRule, io, machine};
 use crate::budget::{DenseResidency, KvElement};
 use crate::place::DenseRule;
 use crate::plan::{IoMode, Need, Plan, Policy, Prefetch};
@@ -42,6 +42,11 @@ pub fn options_of(plan: &Plan) -> Options {
             IoMode::Dropped => Some(engine.io).filter(|_| takes_direct),
             IoMode::Buffered => Some(engine.io),
         },
+        io_depth: Some(engine.read_depth).filter(|_| engine.io_evidence.contains(io::DEPTH_GIVEN)),
+        read_size: engine
+            .read_bytes
+            .filter(|_| engine.io_evidence.contains(io::SIZE_GIVEN))
+            .map(SizeRequest::Absolute),
         // Where a model has a window it is used unless that is not wanted.
         prefetch: Some(engine.prefetch).filter(|&p| has_window && p == Prefetch::Off),
         allow_overcommit: plan.request.allow_overcommit,
@@ -81,6 +86,8 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         prefill_batch,
         isa,
         io,
+        io_depth,
+        read_size,
         prefetch,
         pins,
         allow_overcommit,
@@ -100,6 +107,8 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         prefill_batch.map(|tokens| format!("--batch {tokens}")),
         isa.as_ref().map(|isa| format!("--isa {}", quoted(isa))),
         io.map(|mode| format!("--io {}", mode.name())),
+        io_depth.map(|n| format!("--io-depth {n}")),
+        read_size.map(|size| format!("--read-size {}", size_text(size))),
         prefetch.map(|which| format!("--prefetch {}", which.name())),
         allow_overcommit.then(|| "--allow-overcommit".to_owned()),
     ];
@@ -169,6 +178,8 @@ mod tests {
             ram: Some(SizeRequest::Absolute(Bytes(18_000_000_000))),
             vram: Some(SizeRequest::Percent(90.0)),
             slots: Some(4),
+            io_depth: Some(6),
+            read_size: Some(SizeRequest::Absolute(Bytes(1 << 20))),
             policy: Some(Policy::Static),
             sessions: Some(2),
             dense: DenseRule::Mapped,
@@ -186,7 +197,8 @@ mod tests {
             command(Path::new("/models/glm"), &all, Path::new("plan.toml")),
             "tierkeep plan /models/glm --ram 18GB --vram 90% --ctx 4096 --sessions 2 --slots 4 \
              --policy static --pins 50% --dense mapped --threads 8 --kv f16 --batch 64 --isa avx2 \
-             --io buffered --allow-overcommit -o plan.toml"
+             --io buffered --io-depth 6 \
+             --read-size 1048576 --allow-overcommit -o plan.toml"
         );
         let none = command(Path::new("m"), &Options::default(), Path::new("p"));
         assert_eq!(none, "tierkeep plan m -o p");

@@ -115,7 +115,7 @@ struct Question<'a> {
 impl Question<'_> {
     /// The least memory that options need; `None` where they make no sense.
     fn least(&self, options: &Options) -> Option<Bytes> {
-        let request = request(self.sums.model, self.machine, options, self.budget).ok()?;
+        let request = request(self.sums, self.machine, options, self.budget).ok()?;
         let cards = machine::vram(self.machine, options).ok()?.cards;
         let request = place::Request { cards, ..request };
         Some(place::smallest(self.sums, &request, self.uses).total())

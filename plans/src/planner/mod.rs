@@ -37,10 +37,8 @@ const DEFAULT_CONTEXT: u64 = 4096;
 pub(crate) const MAX_THREADS: u64 = 1024;
 /// Most sequences that a plan may hold at once.
 pub(crate) const MAX_SESSIONS: u64 = 1024;
-/// Most experts that a plan may have read at once while others compute.
-pub(crate) const MAX_PREFETCH_DEPTH: u64 = 16;
-/// Experts that are read at once while others compute where nothing else is asked for.
-const DEFAULT_PREFETCH_DEPTH: u64 = 1;
+/// Most reads that a plan may have under way at once: twice what any disk was seen to need.
+pub(crate) const MAX_READ_DEPTH: u64 = 64;
 
 /// What a user may set; the rest is solved around it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,6 +69,10 @@ pub struct Options {
     pub isa: Option<String>,
     /// `--io`.
     pub io: Option<IoMode>,
+    /// `--io-depth`: reads that are under way at once; as measured best, if `None`.
+    pub io_depth: Option<u64>,
+    /// `--read-size`: about how much one read brings; as measured best, if `None`.
+    pub read_size: Option<SizeRequest>,
     /// `--prefetch`: exact where a layer knows its experts early, if `None`.
     pub prefetch: Option<Prefetch>,
     /// `--pins`.
@@ -191,8 +193,10 @@ pub fn plan(
     options: &Options,
     history: Option<&History>,
 ) -> Result<Plan, PlanRefusal> {
-    let (io, io_evidence) = io::choose(model, machine, options);
+    let (io, mut io_evidence) = io::choose(model, machine, options);
     let sums = ModelBytes::of(model, io);
+    let (_, how) = io::reads(&sums, machine, options)?;
+    io_evidence = format!("{io_evidence}; {how}");
     match Solved::of(&sums, machine, options, history) {
         Ok(solved) => Ok(solved.into_plan(&sums, machine, options, io_evidence)),
         Err(PlanRefusal::DoesNotFit { model, result, .. }) => {
@@ -225,7 +229,7 @@ impl Solved {
         history: Option<&History>,
     ) -> Result<Self, PlanRefusal> {
         let (budget, budget_source) = machine::budget(machine, options)?;
-        let mut request = request(sums.model, machine, options, budget)?;
+        let mut request = request(sums, machine, options, budget)?;
         let vram = machine::vram(machine, options)?;
         request.cards.clone_from(&vram.cards);
         let uses = policy::uses(sums.model, history);
@@ -246,9 +250,8 @@ impl Solved {
         let (hits, evidence) = expected_hits(sums, &placed.holding(), history);
         let read_size = sums.expert_read_size();
         let layer_size = sums.layers.iter().map(|l| l.dense.stored).max().unwrap_or(0);
-        let Workload { threads, prefetch_depth, .. } = placed.workload;
-        let under_way = prefetch_depth.max(1);
-        let rates = Rates::of(machine, (&isa, threads), (read_size, under_way), layer_size);
+        let Workload { threads, reads, .. } = placed.workload;
+        let rates = Rates::of(machine, (&isa, threads), (read_size, reads), layer_size);
         let view = View { sums, workload: &placed.workload, holding: placed.holding(), hits };
         let past = past_runs(history, &placed.workload, budget);
         let prediction = estimate::estimate(&view, &rates, &evidence, &past);
@@ -276,7 +279,7 @@ impl Solved {
     ) -> Plan {
         let model = sums.model;
         let tiers = tier_shares(sums, &self.placed.holding(), &self.hits);
-        let Workload { context, prefill_batch, threads, kv, embedding, sessions, prefetch_depth } =
+        let Workload { context, prefill_batch, threads, kv, embedding, sessions, reads } =
             self.placed.workload;
         let total = self.placed.ledger.total();
         Plan {
@@ -306,8 +309,9 @@ impl Solved {
                 embedding,
                 io: sums.io,
                 io_evidence,
-                prefetch: if prefetch_depth == 0 { Prefetch::Off } else { Prefetch::Exact },
-                prefetch_depth,
+                prefetch: if reads.begins_early { Prefetch::Exact } else { Prefetch::Off },
+                read_depth: reads.depth,
+                read_bytes: reads.bytes,
             },
             placement: Placement {
                 policy: self.policy.policy,
@@ -342,7 +346,7 @@ pub fn budget_for_share(
     let sums = ModelBytes::of(model, io::choose(model, machine, options).0);
     let cards = machine::vram(machine, options).ok()?.cards;
     let slots = |budget: u64| -> Option<u64> {
-        let request = request(model, machine, options, Bytes(budget)).ok()?;
+        let request = request(&sums, machine, options, Bytes(budget)).ok()?;
         let placed = place::place(&sums, &Request { cards: cards.clone(), ..request }, None).ok();
         Some(placed.map_or(0, |p| p.slots.caps.iter().map(|&cap| u64::from(cap)).sum()))
     };
@@ -361,11 +365,12 @@ pub fn budget_for_share(
 }
 
 fn request(
-    model: &Catalogue,
+    sums: &ModelBytes<'_>,
     machine: &Facts,
     options: &Options,
     budget: Bytes,
 ) -> Result<Request, PlanRefusal> {
+    let model = sums.model;
     let max_context = model.spec.max_context as u64;
     let bad = |option, found: u64, expected: String| {
         Err(PlanRefusal::BadOption { option, found: found.to_string(), expected })
@@ -386,19 +391,6 @@ fn request(
     if options.prefill_batch == Some(0) {
         return bad("--batch", 0, "at least 1".to_owned());
     }
-    let prefetch_depth = match options.prefetch {
-        Some(Prefetch::Off) => 0,
-        Some(Prefetch::Exact) if !model.spec.has_window() => {
-            return Err(PlanRefusal::BadOption {
-                option: "--prefetch",
-                found: "exact".to_owned(),
-                expected: "auto or off: no layer of this model knows its experts early".to_owned(),
-            });
-        }
-        Some(Prefetch::Exact) => DEFAULT_PREFETCH_DEPTH,
-        None if model.spec.has_window() && options.engine.prefetch => DEFAULT_PREFETCH_DEPTH,
-        None => 0,
-    };
     let n_experts = model.spec.router.n_experts as u64;
     if let Some(slots) = options.slots.filter(|&slots| u64::from(slots) > n_experts) {
         let expected = format!("0 to {n_experts}, the experts of a layer");
@@ -419,7 +411,7 @@ fn request(
         context,
         sessions,
         threads,
-        prefetch_depth,
+        reads: io::reads(sums, machine, options)?.0,
         kv: options.kv.unwrap_or(KvElement::F32),
         prefill_batch: options.prefill_batch,
         slots: options.slots,

@@ -104,7 +104,7 @@ fn least(
     budget: Bytes,
 ) -> Result<Bytes, PlanRefusal> {
     let sums = ModelBytes::of(model, io::choose(model, machine, options).0);
-    let request = request(model, machine, options, budget)?;
+    let request = request(&sums, machine, options, budget)?;
     Ok(place::smallest(&sums, &request, None).total())
 }
 
