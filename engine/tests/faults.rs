@@ -8,6 +8,7 @@
     reason = "a test stops where something is wrong"
 )]
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -118,10 +119,13 @@ fn r2_short_and_interrupted_reads_change_no_token() {
         let expected = expected(&model);
         for io in modes(&model) {
             let faults = FaultyDisk::sound();
-            let mut n = 0_usize;
+            // Reads go on side by side: each place has its own misfortunes.
+            let mut n_asked = HashMap::new();
             faults.fail(move |asked| {
-                n += 1;
-                match n % 3 {
+                let place = (asked.file.clone(), asked.offset + asked.bytes as u64);
+                let n: &mut usize = n_asked.entry(place).or_default();
+                *n += 1;
+                match *n % 3 {
                     0 => Some(Fault::Interrupted),
                     // Past the page cache a device answers in sectors.
                     1 => Some(Fault::Short((asked.bytes / 2).next_multiple_of(512))),
@@ -141,11 +145,12 @@ fn a_place_that_fails_once_is_asked_again_and_counted() {
     let expected = expected(&model);
     for io in modes(&model) {
         let faults = FaultyDisk::sound();
-        let mut last = None;
+        let mut failed = HashMap::new();
         faults.fail(move |asked| {
-            let is_new = last.as_ref() != Some(asked);
-            last = Some(asked.clone());
-            is_new.then_some(Fault::Failed)
+            let place = (asked.file.clone(), asked.offset, asked.bytes);
+            let fails = failed.entry(place).or_insert(false);
+            *fails = !*fails;
+            fails.then_some(Fault::Failed)
         });
         let mut engine = open(&model, io, faults.clone()).unwrap();
         assert_eq!(tokens(&mut engine).unwrap(), expected);

@@ -340,6 +340,8 @@ fn bytes_bound_are_bytes_planned() {
         let small = Options {
             ram: Some(SizeRequest::Absolute(small_budget(&model))),
             context: Some(64),
+            // As the plan whose budget it is a part of.
+            io_depth: Some(0),
             ..Options::default()
         };
         let plan = planner::plan(&model, &Facts::default(), &small, None).unwrap();

@@ -91,10 +91,11 @@ pub fn bounce_bytes(io: IoMode) -> u64 {
     if io.uses_page_cache() { 0 } else { BOUNCE_BYTES }
 }
 
-/// How many such buffers of equal size there are: as many as reads at once, up to a few.
+/// How many such buffers of equal size there are: as many as reads at once, up to a few, and a power of two,
+/// so that each is whole pages.
 #[must_use]
 pub fn n_bounces(reads: Reads) -> u64 {
-    reads.depth.clamp(1, MAX_BOUNCES)
+    1 << reads.depth.clamp(1, MAX_BOUNCES).ilog2()
 }
 
 /// An expert as it lies in a slot.
