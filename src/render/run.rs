@@ -7,7 +7,7 @@ use tierkeep_doctor::Fact;
 use tierkeep_engine::AccessCounts;
 use tierkeep_engine::generate::Ended;
 use tierkeep_engine::report::{
-    Comparison, Figure, LayerReport, PhaseReport, ReadsReport, RunReport, Verdict, WindowReport,
+    Comparison, Figure, LayerReport, ReadsReport, RunReport, Verdict, WindowReport,
 };
 use tierkeep_plans::plan::Range;
 use tierkeep_plans::units::{Bytes, Rate};

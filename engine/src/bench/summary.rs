@@ -148,7 +148,7 @@ impl Summary {
         let distinct = fewest(|s| s.distinct);
         let reads = samples.iter().map(|s| s.reads.all());
         let (bytes, seconds) =
-            reads.fold((0_u64, 0.0), |(b, t), r| (b + r.bytes, t + r.time.as_secs_f64()));
+            reads.fold((0_u64, 0.0), |(b, t), r| (b + r.bytes, t + r.busy.as_secs_f64()));
         let prompt = work.prefilled().max(1) as f64;
         let read_bytes_per_token = median(&Sample::read_bytes_per_token);
         let disk = at.plan.machine.disk.read.value().map(|read| read.bytes_per_s);

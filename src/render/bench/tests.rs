@@ -30,8 +30,10 @@ fn planned(model: &Catalogue, megabytes: u64) -> Plan {
 fn sample(ms: u64, misses: u64, used: u32) -> Sample {
     let step = Duration::from_millis(ms);
     let distinct = Distinct { least: used, median: used, of: 32, share: f64::from(used) / 32.0 };
-    let experts =
-        Reads { bytes: misses * 100_000, reads: misses, time: Duration::from_millis(misses) };
+    let experts = {
+        let time = Duration::from_millis(misses);
+        Reads { bytes: misses * 100_000, reads: misses, time, busy: time }
+    };
     Sample {
         work: WORK,
         fill: Duration::from_secs(4),
