@@ -21,7 +21,8 @@ const WORK: Work = Work { context: 512, prompt: 128, decode: 4 };
 
 fn planned(model: &Catalogue, megabytes: u64) -> Plan {
     let ram = Some(SizeRequest::Absolute(Bytes(megabytes * 1_000_000)));
-    let options = Options { ram, context: Some(600), ..Options::default() };
+    // Reads by the threads that compute, so that no other thread takes of the budget.
+    let options = Options { ram, context: Some(600), io_depth: Some(0), ..Options::default() };
     planner::plan(model, &machine(), &options, None).unwrap()
 }
 
@@ -42,7 +43,7 @@ fn sample(ms: u64, misses: u64, used: u32) -> Sample {
         prefill_accesses: AccessCounts::default(),
         accesses: AccessCounts { pinned_hits: 24, cache_hits: 72 - misses, misses },
         prefill_reads: ReadCounts::default(),
-        reads: ReadCounts { experts, ..ReadCounts::default() },
+        reads: ReadCounts { experts, busy: experts.busy, ..ReadCounts::default() },
         distinct,
         distinct_in_decode: Distinct { share: distinct.share / 2.0, ..distinct },
     }
