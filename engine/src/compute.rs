@@ -1,8 +1,9 @@
 //! What every part of the forward pass computes with: kernels, threads, dense weights, angles.
 
-use tierkeep_kernels::{Kernels, Pool, ops};
+use tierkeep_kernels::{Kernels, MatmulJob, Pool, ops};
 
 use crate::error::EngineError;
+use crate::profile::Profile;
 use crate::rope::Rope;
 use crate::weights::{Bound, Weights};
 
@@ -13,6 +14,31 @@ pub(crate) struct Compute<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) weights: &'a Weights,
     pub(crate) rope: &'a Rope,
+    pub(crate) profile: &'a Profile,
+}
+
+/// Small operations over fewer elements are done by the calling thread: waking the others takes longer.
+pub(crate) const SERIAL_ELEMENTS: usize = 16 << 10;
+
+/// Calls `f(i, row)` for each row of `x`, side by side where there are enough elements.
+pub(crate) fn each_row(
+    pool: &Pool,
+    x: &mut [f32],
+    width: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    if x.len() < SERIAL_ELEMENTS {
+        x.chunks_exact_mut(width).enumerate().for_each(|(i, row)| f(i, row));
+    } else {
+        pool.for_each_chunk(x, width, f);
+    }
+}
+
+/// Adds `x` to `out`, rows of `width`.
+pub(crate) fn add(pool: &Pool, out: &mut [f32], x: &[f32], width: usize) {
+    each_row(pool, out, width, |i, row| {
+        ops::add_scaled(row, 1.0, &x[i * width..(i + 1) * width]);
+    });
 }
 
 /// The tokens that are in flight.
@@ -42,7 +68,26 @@ impl Compute<'_> {
         batch: usize,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        self.pool.matmul(self.kernels, &self.weights.matrix(w)?, x, batch, out);
+        let w = self.weights.matrix(w)?;
+        self.profile.touch_matrix(&w);
+        self.pool.matmul(self.kernels, &w, x, batch, out);
+        Ok(())
+    }
+
+    /// Several products of the same `x` at once, one after another in `out`.
+    pub(crate) fn products<const N: usize>(
+        &self,
+        weights: [Bound; N],
+        x: &[f32],
+        batch: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut jobs = [MatmulJob { w: self.weights.matrix(weights[0])?, x, batch }; N];
+        for (job, bound) in jobs.iter_mut().zip(weights) {
+            job.w = self.weights.matrix(bound)?;
+            self.profile.touch_matrix(&job.w);
+        }
+        self.pool.matmul_many(self.kernels, &jobs, out);
         Ok(())
     }
 
@@ -55,9 +100,7 @@ impl Compute<'_> {
     ) -> Result<(), EngineError> {
         if let Some(bias) = bias {
             let bias = self.weights.vector(self.kernels, bias, norm)?;
-            for row in x.chunks_exact_mut(bias.len()) {
-                ops::add_scaled(row, 1.0, bias);
-            }
+            each_row(self.pool, x, bias.len(), |_, row| ops::add_scaled(row, 1.0, bias));
         }
         Ok(())
     }
@@ -72,9 +115,10 @@ impl Compute<'_> {
         norm: &mut [f32],
     ) -> Result<(), EngineError> {
         let weight = self.weights.vector(self.kernels, weight, norm)?;
-        for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-            ops::rms_norm(x, weight, eps, out);
-        }
+        let width = weight.len();
+        each_row(self.pool, out, width, |i, out| {
+            ops::rms_norm(&x[i * width..(i + 1) * width], weight, eps, out);
+        });
         Ok(())
     }
 
@@ -89,9 +133,9 @@ impl Compute<'_> {
         norm: &mut [f32],
     ) -> Result<(), EngineError> {
         let weight = self.weights.vector(self.kernels, weight, norm)?;
-        for row in x.chunks_exact_mut(stride) {
+        each_row(self.pool, x, stride, |_, row| {
             ops::rms_norm_in_place(&mut row[..weight.len()], weight, eps);
-        }
+        });
         Ok(())
     }
 }

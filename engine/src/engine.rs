@@ -7,27 +7,29 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tierkeep_kernels::{Isa, Kernels, Pool, ops};
+use tierkeep_kernels::{Arithmetic, Isa, Kernels};
 use tierkeep_plans::budget::{self, Line};
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::plan::{Abilities, Plan};
+use tierkeep_plans::plan::{Abilities, Numerics, Plan};
 use tierkeep_plans::spec::ArchSpec;
 use tierkeep_plans::units::Bytes;
 
 use crate::attention::{self, Small};
-use crate::compute::{Batch, Compute};
+use crate::compute::{Batch, Compute, add, each_row};
 use crate::counters::{Counters, Phase};
 use crate::disk::{Disk, SystemDisk};
 use crate::error::EngineError;
 use crate::feed_forward::{self, ExpertLists, Experts, MAX_ACTIVE};
 use crate::kv::KvCache;
 use crate::memory::Account;
+use crate::profile::{Profile, ProfileReport, Stage};
 use crate::rope::Rope;
 use crate::shard_io::{ReadCounter, ShardFiles};
 use crate::store::Store;
 use crate::support::supports;
+use crate::threads::Threads;
 use crate::weights::{DensePlan, FeedForwardWeights, RouterWeights, SwiGlu, Weights};
-use crate::workspace::{AttentionBuffers, Workspace};
+use crate::workspace::{AttentionBuffers, Workspace, rounded_bytes};
 
 /// What this engine can execute beyond main memory, recency and pins.
 pub const ABILITIES: Abilities = Abilities {
@@ -86,7 +88,7 @@ impl Observer for Unobserved {}
 pub struct Engine {
     spec: ArchSpec,
     kernels: Kernels,
-    pool: Pool,
+    threads: Threads,
     files: Arc<ShardFiles>,
     weights: Weights,
     store: Store,
@@ -94,6 +96,7 @@ pub struct Engine {
     kv: KvCache,
     work: Workspace,
     lists: ExpertLists,
+    profile: Profile,
     account: Account,
     counters: Counters,
     /// Experts of the last token of the last batch, `(expert layers, n_experts_active)`.
@@ -136,9 +139,12 @@ impl Engine {
         if n_active > MAX_ACTIVE {
             return Err(EngineError::TooManyActive { found: n_active, cap: MAX_ACTIVE });
         }
-        let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?;
+        let arithmetic = match plan.engine.numerics {
+            Numerics::Exact => Arithmetic::Exact,
+            Numerics::Fast => Arithmetic::Fast,
+        };
+        let kernels = Kernels::new(plan.engine.isa.parse::<Isa>()?)?.with(arithmetic);
         let threads = plan.engine.threads as usize;
-        let pool = Pool::new(threads, &[]).map_err(EngineError::Threads)?;
         let mut account = Account::new(&plan.ledger);
         let io = plan.engine.io;
         let how = plan.reads();
@@ -170,14 +176,23 @@ impl Engine {
             &files,
             &mut |done, total| progress(Loading::Pins, done, total),
         )?;
+        // After the threads that read, which are not to be held anywhere.
+        let threads = Threads::start(threads, &plan.engine.cpus)?;
+        if let Some((vectors, cols)) = rounded_bytes(&spec, plan.engine.numerics, prefill_batch) {
+            let bytes =
+                tierkeep_kernels::reserved_bytes(threads.pool.threads(), vectors, cols) as u64;
+            account.bind_elsewhere(Line::Activations, bytes)?;
+            threads.pool.reserve(vectors, cols);
+        }
         Ok(Self {
             rope: Rope::new(&spec.rope),
-            lists: ExpertLists::new(&spec),
+            lists: ExpertLists::new(&spec, prefill_batch),
+            profile: Profile::default(),
             counters: Counters::new(spec.n_layers, spec.router.n_experts),
             routing: vec![0; spec.expert_layers().count() * n_active],
             spec,
             kernels,
-            pool,
+            threads,
             files,
             weights,
             store,
@@ -212,6 +227,8 @@ impl Engine {
         if wanted > self.kv.context {
             return Err(EngineError::ContextFull { wanted, context: self.kv.context });
         }
+        self.threads.enter();
+        self.profile.enter(phase, tokens.len());
         let vocab_size = self.spec.vocab_size;
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
             return Err(EngineError::UnknownToken { token, vocab_size });
@@ -245,6 +262,12 @@ impl Engine {
         for (token, row) in tokens.iter().zip(rows) {
             self.weights.embed(self.kernels, &self.files, *token, row)?;
         }
+        let (rope, dim) = (&self.rope, self.rope.dim());
+        let rotation = &mut self.work.rotation[..tokens.len() * dim];
+        each_row(&self.threads.pool, rotation, dim, |token, row| {
+            rope.angles(batch.first + token, row);
+        });
+        self.profile.lap(Stage::Embed);
         let all_logits = observer.wants_all_logits();
         self.weights.begin(if all_logits { batch.len } else { usize::from(is_last) });
         let mut expert_layer = 0;
@@ -252,6 +275,7 @@ impl Engine {
             self.layer(layer, batch, phase)?;
             // Before anyone looks at what may have been computed on zeros.
             self.weights.check_pages(&self.files)?;
+            self.profile.lap(Stage::Norms);
             let states = &self.work.states[..batch.len * hidden];
             if observer.layer(layer, batch.first, states).is_break() {
                 return Err(EngineError::Interrupted);
@@ -271,6 +295,7 @@ impl Engine {
         } else if is_last {
             self.head(batch.len - 1)?;
         }
+        self.profile.lap(Stage::Head);
         self.kv.len += batch.len;
         match observer.batch(self.kv.len) {
             ControlFlow::Break(()) if !is_last => Err(EngineError::Interrupted),
@@ -284,6 +309,7 @@ impl Engine {
     /// second (LongCat-Flash, section 2.1). Their routing is known a sub-block before they are needed.
     fn layer(&mut self, layer: usize, batch: Batch, phase: Phase) -> Result<(), EngineError> {
         self.weights.enter(layer, 0)?;
+        self.profile.lap(Stage::Lookup);
         self.attend(layer, 0, batch)?;
         match self.weights.layers[layer].feed_forward {
             FeedForwardWeights::Dense(dense) => self.dense(&dense, batch)?,
@@ -296,6 +322,7 @@ impl Engine {
                 self.work.keep_normed(batch.len * self.spec.hidden_size);
                 self.dense(&first, batch)?;
                 self.weights.enter(layer, 1)?;
+                self.profile.lap(Stage::Lookup);
                 self.attend(layer, 1, batch)?;
                 self.dense(&second, batch)?;
                 self.work.restore_normed();
@@ -311,15 +338,17 @@ impl Engine {
         let n = batch.len * self.spec.hidden_size;
         let compute = Compute {
             kernels: self.kernels,
-            pool: &self.pool,
+            pool: &self.threads.pool,
             weights: &self.weights,
             rope: &self.rope,
+            profile: &self.profile,
         };
         let weights = &self.weights.layers[layer].blocks[block];
         let eps = self.spec.norm_eps;
         let Workspace { states, normed, block: out, norm, rotation, attention, .. } =
             &mut self.work;
         compute.rms_norm(weights.input_norm, eps, &states[..n], &mut normed[..n], norm)?;
+        compute.profile.lap(Stage::Norms);
         let heads = attention::attend(
             compute,
             (&self.spec.attention, &weights.attention),
@@ -331,20 +360,26 @@ impl Engine {
         )?;
         compute.product(weights.attention_output, heads, batch.len, &mut out[..n])?;
         compute.add_bias(weights.attention_output_bias, &mut out[..n], norm)?;
-        ops::add_scaled(&mut states[..n], 1.0, &out[..n]);
-        compute.rms_norm(weights.post_attention_norm, eps, &states[..n], &mut normed[..n], norm)
+        compute.profile.lap(Stage::Projections);
+        add(compute.pool, &mut states[..n], &out[..n], self.spec.hidden_size);
+        let post = weights.post_attention_norm;
+        compute.rms_norm(post, eps, &states[..n], &mut normed[..n], norm)?;
+        compute.profile.lap(Stage::Norms);
+        Ok(())
     }
 
     /// A dense feed-forward on `normed`, added to the stream.
     fn dense(&mut self, weights: &SwiGlu, batch: Batch) -> Result<(), EngineError> {
         let compute = Compute {
             kernels: self.kernels,
-            pool: &self.pool,
+            pool: &self.threads.pool,
             weights: &self.weights,
             rope: &self.rope,
+            profile: &self.profile,
         };
         feed_forward::dense(compute, weights, batch, &self.spec, &mut self.work)?;
-        self.work.add_block(batch.len * self.spec.hidden_size);
+        self.work.add_block(&self.threads.pool, batch.len, self.spec.hidden_size);
+        self.profile.lap(Stage::Dense);
         Ok(())
     }
 
@@ -359,6 +394,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let (compute, mut experts, work) = self.with_experts(layer, phase);
         feed_forward::choose(compute, router, batch, experts.spec, work)?;
+        compute.profile.lap(Stage::Router);
         if !experts.files.how().begins_early {
             // They are asked for next, or it is not wanted.
             return Ok(());
@@ -377,7 +413,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let (compute, mut experts, work) = self.with_experts(layer, phase);
         feed_forward::experts(compute, shared, batch, &mut experts, work)?;
-        work.add_block(batch.len * experts.spec.hidden_size);
+        work.add_block(compute.pool, batch.len, experts.spec.hidden_size);
+        compute.profile.lap(Stage::Experts);
         Ok(())
     }
 
@@ -389,9 +426,10 @@ impl Engine {
     ) -> (Compute<'_>, Experts<'_>, &mut Workspace) {
         let compute = Compute {
             kernels: self.kernels,
-            pool: &self.pool,
+            pool: &self.threads.pool,
             weights: &self.weights,
             rope: &self.rope,
+            profile: &self.profile,
         };
         let experts = Experts {
             spec: &self.spec,
@@ -415,9 +453,10 @@ impl Engine {
         while let Some(piece) = self.weights.enter_head(at)? {
             let compute = Compute {
                 kernels: self.kernels,
-                pool: &self.pool,
+                pool: &self.threads.pool,
                 weights: &self.weights,
                 rope: &self.rope,
+                profile: &self.profile,
             };
             if at == 0 {
                 compute.rms_norm(self.weights.final_norm, eps, state, normed, norm)?;
@@ -518,6 +557,25 @@ impl Engine {
     #[must_use]
     pub fn replaced_shards(&self) -> Vec<PathBuf> {
         self.files.replaced()
+    }
+
+    /// Begins to measure where time goes, from nothing, or stops.
+    pub fn set_profile(&mut self, is_on: bool) {
+        self.profile.set(is_on);
+    }
+
+    /// Where time went since [`Engine::set_profile`], up to the end of the last pass; `None` where nothing was
+    /// measured.
+    #[must_use]
+    pub fn profile(&self) -> Option<ProfileReport> {
+        self.profile.report()
+    }
+
+    /// Why threads do not run on the processors that the plan holds them to; `None` where they do, or are not
+    /// held anywhere. It changes speed alone.
+    #[must_use]
+    pub fn threads_refused(&self) -> Option<&str> {
+        self.threads.refused()
     }
 
     /// Bytes bound against a line, counted where they were allocated.

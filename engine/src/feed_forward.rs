@@ -3,17 +3,19 @@
 //! A token's experts are added in ascending id whatever the batch, so that a token by itself and the
 //! same token in a batch give the same bits.
 
-use tierkeep_kernels::{MatmulJob, ops};
+use tierkeep_kernels::ops;
 use tierkeep_plans::spec::{Activation, ArchSpec};
 
-use crate::compute::{Batch, Compute};
+use crate::compute::{Batch, Compute, add};
 use crate::counters::LayerCounter;
 use crate::error::EngineError;
-use crate::expert_products::{self, Leased, activate};
+use crate::expert_batch;
+use crate::expert_products::{self, Leased, Tokens, activate};
+use crate::profile::Stage;
 use crate::router;
 use crate::shard_io::ShardFiles;
 use crate::store::{Lease, Store};
-use crate::weights::{Bound, RouterWeights, SwiGlu};
+use crate::weights::{RouterWeights, SwiGlu};
 use crate::window::Window;
 use crate::workspace::Workspace;
 
@@ -26,20 +28,31 @@ pub(crate) struct ExpertLists {
     /// Those of one token.
     pub(crate) leases: Vec<Lease>,
     /// Tokens of the batch that each expert has.
-    counts: Vec<u32>,
+    pub(crate) counts: Vec<u32>,
     /// Experts of the batch, ascending.
     pub(crate) union: Vec<u32>,
     /// Those of them that are to stay, by ascending count.
     pub(crate) keep: Vec<u32>,
+    /// Which choice of the batch each row of the experts is: those of the first expert, then of the next.
+    pub(crate) order: Vec<u32>,
+    /// The row of each choice of the batch.
+    pub(crate) row_of: Vec<u32>,
+    /// Where the rows of each expert of `union` begin, and where the last ones end.
+    pub(crate) starts: Vec<u32>,
     /// What was begun before it is needed.
     pub(crate) window: Window,
 }
 
 impl ExpertLists {
-    pub(crate) fn new(spec: &ArchSpec) -> Self {
+    /// For batches of at most `batch`.
+    pub(crate) fn new(spec: &ArchSpec, batch: usize) -> Self {
+        let n_chosen = batch * spec.router.n_experts_active;
         let n_experts = spec.router.n_experts;
         Self {
             leases: Vec::with_capacity(MAX_ACTIVE),
+            order: vec![0; n_chosen],
+            row_of: vec![0; n_chosen],
+            starts: Vec::with_capacity(n_experts + 1),
             counts: vec![0; n_experts],
             union: Vec::with_capacity(n_experts),
             keep: Vec::with_capacity(n_experts),
@@ -89,7 +102,9 @@ pub(crate) fn experts(
         Some(shared) => {
             let Workspace { normed, inner, gathered, .. } = work;
             let shape = (spec.shared_ff_size, spec.activation);
-            swiglu(compute, shared, shape, n, (normed, hidden), inner, gathered)
+            swiglu(compute, shared, shape, n, (normed, hidden), inner, gathered)?;
+            compute.profile.lap(Stage::Dense);
+            Ok(())
         }
         None => Ok(()),
     };
@@ -97,13 +112,13 @@ pub(crate) fn experts(
         one_token(compute, experts, work, share)?;
         zero_experts(spec, n, work);
     } else {
-        union(compute, n, experts, work)?;
+        expert_batch::union(compute, n, experts, work)?;
         zero_experts(spec, n, work);
         share(work)?;
     }
     if shared.is_some() {
         let Workspace { gathered, block, .. } = work;
-        ops::add_scaled(&mut block[..n * hidden], 1.0, &gathered[..n * hidden]);
+        add(compute.pool, &mut block[..n * hidden], &gathered[..n * hidden], hidden);
     }
     Ok(())
 }
@@ -139,12 +154,9 @@ fn swiglu(
 ) -> Result<(), EngineError> {
     let x = &x[..n * hidden];
     let inner = &mut inner[..2 * n * ff_size];
-    let job =
-        |w: Bound| Ok::<_, EngineError>(MatmulJob { w: compute.weights.matrix(w)?, x, batch: n });
-    let jobs = [job(weights.gate)?, job(weights.up)?];
-    compute.pool.matmul_many(compute.kernels, &jobs, inner);
+    compute.products([weights.gate, weights.up], x, n, inner)?;
     let (gate, up) = inner.split_at_mut(n * ff_size);
-    activate(activation, gate, up);
+    activate(compute.pool, activation, gate, up);
     compute.product(weights.down, gate, n, &mut out[..n * hidden])
 }
 
@@ -186,6 +198,7 @@ fn one_token(
     let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
     let n_active = experts.spec.router.n_experts_active;
     experts.lease_all(&work.chosen[..n_active])?;
+    compute.profile.lap(Stage::Lookup);
     let k = experts.lists.leases.len();
     let mut is_shared = false;
     let mut done = 0;
@@ -195,16 +208,21 @@ fn one_token(
             // Nothing is there to be computed, but the shared ones.
             match std::mem::replace(&mut is_shared, true) {
                 false => share(work)?,
-                true => experts.store.wait_for_any(),
+                true => {
+                    experts.store.wait_for_any();
+                    compute.profile.lap(Stage::Lookup);
+                }
             }
             continue;
         }
         let Workspace { normed, expert_inner, expert_output, norm, .. } = &mut *work;
         let leased = Leased { store: experts.store, leases: &experts.lists.leases[done..come] };
         let inner = &mut expert_inner[2 * done * ff_size..2 * come * ff_size];
-        expert_products::inner(compute, experts.spec, leased, (&normed[..hidden], 1), inner, norm)?;
+        let tokens = Tokens::One(&normed[..hidden]);
+        expert_products::inner(compute, experts.spec, leased, tokens, inner, norm)?;
         let output = &mut expert_output[done * hidden..come * hidden];
-        expert_products::outputs(compute, experts.spec, leased, (inner, 1), output, norm)?;
+        expert_products::outputs(compute, experts.spec, leased, (inner, tokens), output, norm)?;
+        compute.profile.lap(Stage::Experts);
         done = come;
     }
     if !is_shared {
@@ -238,7 +256,7 @@ fn bring_forward(experts: &mut Experts<'_>, first: usize) -> Result<usize, Engin
 }
 
 /// Positions of `chosen` in ascending order of its values, which are distinct.
-fn ascending(chosen: &[u32]) -> impl Iterator<Item = usize> + '_ {
+pub(crate) fn ascending(chosen: &[u32]) -> impl Iterator<Item = usize> + '_ {
     let mut last: Option<u32> = None;
     std::iter::from_fn(move || {
         let later = chosen.iter().enumerate().filter(|(_, id)| last.is_none_or(|l| **id > l));
@@ -269,71 +287,4 @@ pub(crate) fn list_union(chosen: &[u32], experts: &mut Experts<'_>) {
     for &expert in union.iter() {
         experts.store.set_wanted(layer, expert, true);
     }
-}
-
-/// The experts of a batch: each is read at most once.
-fn union(
-    compute: Compute<'_>,
-    n: usize,
-    experts: &mut Experts<'_>,
-    work: &mut Workspace,
-) -> Result<(), EngineError> {
-    let layer = experts.layer;
-    let n_chosen = n * experts.spec.router.n_experts_active;
-    experts.begin(&work.chosen[..n_chosen], n)?;
-    for at in 0..experts.lists.union.len() {
-        let expert = experts.lists.union[at];
-        let stays = experts.lists.keep.contains(&expert);
-        let lease = experts.lease(expert, stays)?;
-        one_expert(compute, &lease, expert, n, experts, work)?;
-        experts.store.release(lease);
-        experts.store.set_wanted(layer, expert, stays);
-    }
-    experts.close();
-    Ok(())
-}
-
-/// One expert for the tokens of the batch that chose it.
-fn one_expert(
-    compute: Compute<'_>,
-    lease: &Lease,
-    expert: u32,
-    n: usize,
-    experts: &Experts<'_>,
-    work: &mut Workspace,
-) -> Result<(), EngineError> {
-    let (hidden, ff_size) = (experts.spec.hidden_size, experts.spec.expert_ff_size);
-    let k = experts.spec.router.n_experts_active;
-    let Workspace {
-        normed,
-        gathered,
-        expert_inner,
-        expert_output,
-        chosen,
-        chosen_weights,
-        block,
-        norm,
-        ..
-    } = work;
-    let chosen = &chosen[..n * k];
-    let tokens = || chosen.iter().enumerate().filter(|(_, e)| **e == expert).map(|(at, _)| at);
-    let mut m = 0;
-    for at in tokens() {
-        let token = at / k;
-        gathered[m * hidden..(m + 1) * hidden]
-            .copy_from_slice(&normed[token * hidden..(token + 1) * hidden]);
-        m += 1;
-    }
-    let x = &gathered[..m * hidden];
-    let leased = Leased { store: experts.store, leases: std::slice::from_ref(lease) };
-    let inner = &mut expert_inner[..2 * m * ff_size];
-    expert_products::inner(compute, experts.spec, leased, (x, m), inner, norm)?;
-    let output = &mut expert_output[..m * hidden];
-    expert_products::outputs(compute, experts.spec, leased, (inner, m), output, norm)?;
-    for (at, output) in tokens().zip(output.chunks_exact(hidden)) {
-        let token = at / k;
-        let block = &mut block[token * hidden..(token + 1) * hidden];
-        ops::add_scaled(block, chosen_weights[at], output);
-    }
-    Ok(())
 }

@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
-use tierkeep_kernels::{ElementType, Kernels, Matrix, MatrixError};
+use tierkeep_kernels::{ElementType, Kernels, Matrix, MatrixError, Pool};
 use tierkeep_plans::budget::{KvElement, Line};
 use tierkeep_plans::spec::{ArchSpec, AttentionSpec, IndexerKind, LayerSpec};
 
+use crate::compute::SERIAL_ELEMENTS;
 use crate::error::EngineError;
 use crate::memory::{Account, Buffer};
 
@@ -32,11 +33,29 @@ impl Rows {
         Ok(Self { buffer: account.committed(line, bytes)?, element, width })
     }
 
-    /// Stores one row.
-    pub(crate) fn put(&mut self, kernels: Kernels, row: usize, values: &[f32]) {
-        let bytes = self.element.row_bytes(self.width);
-        let into = &mut self.buffer.bytes_mut()[row * bytes..(row + 1) * bytes];
-        kernels.encode_row(self.element, values, into);
+    /// Stores `n` rows from `first` on; `values(i)` is the one of them.
+    pub(crate) fn put<'v>(
+        &mut self,
+        (kernels, pool): (Kernels, &Pool),
+        (first, n): (usize, usize),
+        values: impl Fn(usize) -> &'v [f32] + Sync,
+    ) {
+        let element = self.element;
+        let bytes = element.row_bytes(self.width);
+        let into = &mut self.buffer.bytes_mut()[first * bytes..(first + n) * bytes];
+        each_part(pool, n * self.width, into, bytes, |i, into| {
+            kernels.encode_row(element, values(i), into);
+        });
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize {
+        self.element.row_bytes(self.width)
+    }
+
+    /// Bytes of so many rows.
+    pub(crate) fn bytes_of(&self, rows: usize) -> usize {
+        rows * self.row_bytes()
     }
 
     /// `count` rows from `first` as a matrix `(count, width)`.
@@ -44,6 +63,21 @@ impl Rows {
         let bytes = self.element.row_bytes(self.width);
         let data = &self.buffer.bytes()[first * bytes..(first + count) * bytes];
         Matrix::new(self.element, count, self.width, data, &[])
+    }
+}
+
+/// Calls `f(i, part)` for each part of `bytes`, side by side where as many elements as `n` are worth it.
+fn each_part(
+    pool: &Pool,
+    n: usize,
+    bytes: &mut [u8],
+    part: usize,
+    f: impl Fn(usize, &mut [u8]) + Sync,
+) {
+    if n < SERIAL_ELEMENTS {
+        bytes.chunks_exact_mut(part.max(1)).enumerate().for_each(|(i, part)| f(i, part));
+    } else {
+        pool.for_each_chunk(bytes, part, f);
     }
 }
 
@@ -73,17 +107,34 @@ impl GroupedCache {
         self.n_heads * self.n_rows
     }
 
-    /// Stores a position of one head.
+    /// Stores the tokens `tokens` of a batch that begins at position `first`: keys and values
+    /// `(batch, heads, width)`.
     pub(crate) fn put(
         &mut self,
-        kernels: Kernels,
-        head: usize,
-        position: usize,
-        (key, value): (&[f32], &[f32]),
+        (kernels, pool): (Kernels, &Pool),
+        (first, tokens): (usize, Range<usize>),
+        [keys, values]: [&[f32]; 2],
     ) {
-        let row = head * self.n_rows + position % self.n_rows;
-        self.keys.put(kernels, row, key);
-        self.values.put(kernels, row, value);
+        let (n_heads, n_rows) = (self.n_heads, self.n_rows);
+        for (rows, from) in [(&mut self.keys, keys), (&mut self.values, values)] {
+            let (element, width, bytes) = (rows.element, rows.width, rows.row_bytes());
+            let n = tokens.len() * n_heads * width;
+            let into = &mut rows.buffer.bytes_mut()[..n_heads * n_rows * bytes];
+            each_part(pool, n, into, n_rows * bytes, |head, into| {
+                for token in tokens.clone() {
+                    let row = (first + token) % n_rows;
+                    let start = (token * n_heads + head) * width;
+                    let into = &mut into[row * bytes..(row + 1) * bytes];
+                    kernels.encode_row(element, &from[start..start + width], into);
+                }
+            });
+        }
+    }
+
+    /// Bytes of keys and values that a token which sees `visible` positions goes over.
+    pub(crate) fn visible_bytes(&self, visible: usize) -> usize {
+        let rows = self.n_heads * visible.min(self.n_rows);
+        self.keys.bytes_of(rows) + self.values.bytes_of(rows)
     }
 
     /// How many positions from `first` can be stored before one takes the place of another that the

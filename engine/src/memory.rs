@@ -108,11 +108,12 @@ impl Account {
         }
     }
 
-    /// Counts pages of a file that are mapped: memory of this process that no buffer holds.
+    /// Counts memory of this process that no buffer here holds: pages of a file that are mapped, what the
+    /// kernels keep.
     ///
     /// # Errors
     /// [`MemoryError::LineExceeded`].
-    pub(crate) fn bind_mapped(&mut self, line: Line, bytes: u64) -> Result<(), MemoryError> {
+    pub(crate) fn bind_elsewhere(&mut self, line: Line, bytes: u64) -> Result<(), MemoryError> {
         self.bind(line, bytes)
     }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
-use tierkeep_plans::budget::{DenseResidency, Line};
+use tierkeep_plans::budget::{DenseResidency, Line, Numerics};
 use tierkeep_plans::plan::{Plan, Range};
 use tierkeep_plans::units::Bytes;
 use tierkeep_plans::usage::RunRecord;
@@ -18,6 +18,7 @@ pub use self::judge::{
 use crate::counters::{AccessCounts, Phase, ReadCounts, Reads, WindowReads};
 use crate::engine::Engine;
 use crate::generate::{Ended, Generation, Mark};
+use crate::profile::ProfileReport;
 
 /// Version of the report's schema. A field that is removed or means something else raises it; a new
 /// one does not.
@@ -292,6 +293,8 @@ pub struct RunReport {
     pub comparisons: Vec<Comparison>,
     /// Why speed and hits are not judged; `None` where they are.
     pub not_judged: Option<String>,
+    /// Where time went, by stage of a pass; `None` where it was not measured.
+    pub profile: Option<ProfileReport>,
     /// What was not as planned.
     pub warnings: Vec<Warning>,
 }
@@ -339,6 +342,7 @@ impl RunReport {
             replaced_shards: engine.replaced_shards(),
             comparisons: Vec::new(),
             not_judged: None,
+            profile: engine.profile(),
             warnings: Vec::new(),
         };
         report.judge(&plan.prediction, memory);
@@ -371,6 +375,7 @@ impl RunReport {
             budget_bytes: Some(plan.request.budget_bytes),
             context_tokens: Some(plan.request.context),
             n_threads: u32::try_from(plan.engine.threads).ok(),
+            numerics: Some(plan.engine.numerics).filter(|&n| n != Numerics::default()),
         }
     }
 }

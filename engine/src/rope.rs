@@ -27,6 +27,11 @@ impl Rope {
         2 * self.frequencies.len()
     }
 
+    /// The part of `rotation` `(batch, dim)` that belongs to a token of the batch.
+    pub(crate) fn of<'a>(&self, rotation: &'a [f32], token: usize) -> &'a [f32] {
+        &rotation[token * self.dim()..(token + 1) * self.dim()]
+    }
+
     /// Fills `rotation` `(2, dim / 2)` with the cosines and sines of a position. The angle is rounded to f32
     /// first and the cosine before it is scaled, as in the reference.
     pub(crate) fn angles(&self, position: usize, rotation: &mut [f32]) {

@@ -517,6 +517,12 @@ impl Store {
         slots.slot_of[expert as usize] < slots.n_pinned
     }
 
+    /// Whether all these experts are in slots and nothing is being read.
+    pub(crate) fn are_at_hand(&self, layer: usize, experts: &[u32]) -> bool {
+        let slots = &self.layers[layer];
+        self.begun.is_empty() && experts.iter().all(|&e| slots.slot_of[e as usize] != NONE)
+    }
+
     /// Unpinned slots of a layer.
     pub(crate) fn cache_slots(&self, layer: usize) -> usize {
         let slots = &self.layers[layer];

@@ -30,6 +30,7 @@ const WORKLOAD: budget::Workload = budget::Workload {
     context: 16,
     prefill_batch: 4,
     threads: 1,
+    numerics: budget::Numerics::Exact,
     kv: budget::KvElement::F32,
     embedding: budget::EmbeddingResidency::Resident,
     sessions: 1,

@@ -35,7 +35,7 @@ impl<'a> Run<'a> {
     fn new(disk: &'a Disk, caps: [u32; 2], pins: [&[u32]; 2], is_begun: bool) -> Self {
         Self {
             store: disk.store(caps, pins).unwrap(),
-            lists: ExpertLists::new(&disk.model.spec),
+            lists: ExpertLists::new(&disk.model.spec, 64),
             counters: Counters::new(2, N_EXPERTS as usize),
             disk,
             is_begun,

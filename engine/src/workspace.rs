@@ -1,10 +1,11 @@
 //! The buffers of the forward pass, allocated once against the activations line. Owns their shapes;
 //! the arithmetic is in `attention` and `feed_forward`.
 
-use tierkeep_kernels::ops;
-use tierkeep_plans::budget::Line;
-use tierkeep_plans::spec::{ArchSpec, AttentionSpec};
+use tierkeep_kernels::{Pool, quantised_bytes};
+use tierkeep_plans::budget::{self, Line, Numerics};
+use tierkeep_plans::spec::{ArchSpec, AttentionSpec, GroupedAttention};
 
+use crate::compute::add;
 use crate::error::EngineError;
 use crate::memory::Account;
 
@@ -19,8 +20,16 @@ pub(crate) struct LatentBuffers {
     pub(crate) latent: Vec<f32>,
     /// `(batch, n_heads, v_head_dim)`.
     pub(crate) output: Vec<f32>,
-    /// `(threads, 2 kv_lora_rank + visible)`: absorbed query, weighted latent, scores.
+    /// `(n_heads, block, kv_lora_rank)`: absorbed queries; then the heads' values in their places.
+    pub(crate) absorbed: Vec<f32>,
+    /// `(block, n_heads, kv_lora_rank)`: weighted latents.
+    pub(crate) weighted: Vec<f32>,
+    /// Of each thread, for `columns` heads: queries, rotary queries and scores.
     pub(crate) scratch: Vec<f32>,
+    /// Heads that go over the cache together, at most.
+    pub(crate) columns: usize,
+    /// Tokens that go through attention together, at most.
+    pub(crate) block: usize,
     /// Present where the family has an indexer.
     pub(crate) indexer: Option<IndexerBuffers>,
 }
@@ -34,6 +43,8 @@ pub(crate) struct IndexerBuffers {
     pub(crate) key: Vec<f32>,
     /// `(batch, index heads)`.
     pub(crate) head_weights: Vec<f32>,
+    /// `(threads, positions of a task, index heads)`.
+    pub(crate) scratch: Vec<f32>,
     /// `(context)`: scores of one token.
     pub(crate) scores: Vec<f32>,
     /// `(context)`: positions of one token, to be ordered.
@@ -68,22 +79,31 @@ impl IndexerBuffers {
 /// Buffers of grouped-query attention.
 #[derive(Debug)]
 pub(crate) struct GroupedBuffers {
-    /// `(batch, n_heads, head_dim)`.
-    pub(crate) query: Vec<f32>,
-    /// `(batch, n_kv_heads, head_dim)`.
-    pub(crate) key: Vec<f32>,
-    /// `(batch, n_kv_heads, head_dim)`.
-    pub(crate) value: Vec<f32>,
-    /// `(batch, n_heads, head_dim)`.
+    /// `(batch, n_heads, head_dim)`, then twice `(batch, n_kv_heads, head_dim)`: queries, keys and values.
+    /// The heads' outputs take the places of the queries.
+    pub(crate) projected: Vec<f32>,
+    /// `(batch, n_heads, head_dim)`: outputs in the order in which they are computed.
     pub(crate) output: Vec<f32>,
-    /// `(threads, visible)`: scores, of the layer that sees most positions.
+    /// Of each thread, for `columns` queries: themselves, and scores in the layer that sees most positions.
     pub(crate) scratch: Vec<f32>,
+    /// Queries that go over the cache together, at most.
+    pub(crate) columns: usize,
+}
+
+impl GroupedBuffers {
+    /// Queries, keys and values of a batch of `n`.
+    pub(crate) fn parts(&mut self, spec: &GroupedAttention, n: usize) -> [&mut [f32]; 3] {
+        let (query, kv) = (n * spec.n_heads * spec.head_dim, n * spec.n_kv_heads * spec.head_dim);
+        let (query, rest) = self.projected[..query + 2 * kv].split_at_mut(query);
+        let (key, value) = rest.split_at_mut(kv);
+        [query, key, value]
+    }
 }
 
 /// Buffers of the attention kind that the model has.
 #[derive(Debug)]
 pub(crate) enum AttentionBuffers {
-    Latent(LatentBuffers),
+    Latent(Box<LatentBuffers>),
     Grouped(GroupedBuffers),
 }
 
@@ -115,7 +135,7 @@ pub(crate) struct Workspace {
     pub(crate) chosen_weights: Vec<f32>,
     /// Weights of the norm, or of the bias, in use.
     pub(crate) norm: Vec<f32>,
-    /// Cosines, then sines, of one position: `(2, rope dim / 2)`.
+    /// Cosines, then sines, of each position of the batch: `(batch, 2, rope dim / 2)`.
     pub(crate) rotation: Vec<f32>,
     /// `(vocab)`.
     pub(crate) logits: Vec<f32>,
@@ -153,7 +173,7 @@ impl Workspace {
             router_scores: floats(batch * spec.router.n_outputs())?,
             chosen_weights: floats(batch * n_active)?,
             norm: floats(widest.max(hidden).max(spec.router.n_outputs()).max(expert_bias))?,
-            rotation: floats(spec.rope.dim)?,
+            rotation: floats(batch * spec.rope.dim)?,
             logits: floats(spec.vocab_size)?,
             attention: AttentionBuffers::new(spec, batch, context, threads, account)?,
             chosen: account.elements(Line::Activations, batch * n_active)?,
@@ -162,9 +182,9 @@ impl Workspace {
 }
 
 impl Workspace {
-    /// Adds the first `n` elements of what a block made to the stream.
-    pub(crate) fn add_block(&mut self, n: usize) {
-        ops::add_scaled(&mut self.states[..n], 1.0, &self.block[..n]);
+    /// Adds the first `n` rows of what a block made to the stream.
+    pub(crate) fn add_block(&mut self, pool: &Pool, n: usize, hidden: usize) {
+        add(pool, &mut self.states[..n * hidden], &self.block[..n * hidden], hidden);
     }
 
     /// Keeps the first `n` elements of the norm for experts that take it after another sub-block.
@@ -176,6 +196,36 @@ impl Workspace {
     pub(crate) fn restore_normed(&mut self) {
         std::mem::swap(&mut self.normed, &mut self.waiting);
     }
+}
+
+/// Bytes of the vectors that one call of the kernels rounds at most, and the elements of the widest; `None` where
+/// none are.
+pub(crate) fn rounded_bytes(
+    spec: &ArchSpec,
+    numerics: Numerics,
+    batch: usize,
+) -> Option<(usize, usize)> {
+    match numerics {
+        Numerics::Exact => return None,
+        Numerics::Fast => {}
+    }
+    let of = |count: usize, width: usize| count * quantised_bytes(width);
+    let rows = batch.max(spec.router.n_experts_active);
+    let attention = match &spec.attention {
+        AttentionSpec::Latent(a) => (a.n_heads * a.v_head_dim).max(a.q_lora_rank),
+        AttentionSpec::Grouped(a) => a.n_heads * a.head_dim,
+    };
+    let inner = spec.dense_ff_size.max(spec.shared_ff_size);
+    let widest = spec.hidden_size.max(inner).max(attention).max(spec.expert_ff_size);
+    // Products of one vector with weights of several stored types round it once for each.
+    let bytes = [
+        of(3 * batch, spec.hidden_size),
+        of(2 * rows, spec.hidden_size),
+        of(rows, spec.expert_ff_size),
+        of(batch, inner),
+        of(batch, attention),
+    ];
+    bytes.into_iter().max().map(|bytes| (bytes, widest))
 }
 
 /// Positions that the layer which sees most of them sees in a sequence of `context`.
@@ -201,13 +251,20 @@ impl AttentionBuffers {
                 let query = floats(batch * a.n_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim))?;
                 let latent = floats(batch * (a.kv_lora_rank + a.qk_rope_head_dim))?;
                 let output = floats(batch * a.n_heads * a.v_head_dim)?;
-                let scratch = floats(threads * (2 * a.kv_lora_rank + visible))?;
+                let columns = budget::score_columns(visible as u64) as usize;
+                let block = batch.min(budget::LATENT_BLOCK as usize);
+                let rank = a.kv_lora_rank;
+                let absorbed = floats(block * a.n_heads * rank.max(a.v_head_dim))?;
+                let weighted = floats(block * a.n_heads * rank)?;
+                let of_columns = columns * (rank + a.qk_rope_head_dim + visible);
+                let scratch = floats(threads * of_columns.max(block * rank))?;
                 let indexer = match a.indexer {
                     None => None,
                     Some(i) => Some(IndexerBuffers {
                         query: floats(batch * i.n_heads * i.head_dim)?,
                         key: floats(batch * i.head_dim)?,
                         head_weights: floats(batch * i.n_heads)?,
+                        scratch: floats(threads * budget::INDEX_CHUNK as usize * i.n_heads)?,
                         scores: floats(context)?,
                         order: account.elements(line, context)?,
                         selection: account.elements(line, batch * visible)?,
@@ -215,22 +272,29 @@ impl AttentionBuffers {
                         ties: 0,
                     }),
                 };
-                Ok(Self::Latent(LatentBuffers {
+                Ok(Self::Latent(Box::new(LatentBuffers {
                     compressed_query,
                     query,
                     latent,
                     output,
+                    absorbed,
+                    weighted,
                     scratch,
+                    columns,
+                    block,
                     indexer,
+                })))
+            }
+            AttentionSpec::Grouped(a) => {
+                let visible = most_visible(spec, context);
+                let columns = budget::score_columns(visible as u64) as usize;
+                Ok(Self::Grouped(GroupedBuffers {
+                    projected: floats(batch * (a.n_heads + 2 * a.n_kv_heads) * a.head_dim)?,
+                    output: floats(batch * a.n_heads * a.head_dim)?,
+                    scratch: floats(threads * columns * (a.head_dim + visible))?,
+                    columns,
                 }))
             }
-            AttentionSpec::Grouped(a) => Ok(Self::Grouped(GroupedBuffers {
-                query: floats(batch * a.n_heads * a.head_dim)?,
-                key: floats(batch * a.n_kv_heads * a.head_dim)?,
-                value: floats(batch * a.n_kv_heads * a.head_dim)?,
-                output: floats(batch * a.n_heads * a.head_dim)?,
-                scratch: floats(threads * most_visible(spec, context))?,
-            })),
         }
     }
 }

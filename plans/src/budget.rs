@@ -8,6 +8,7 @@ mod bytes;
 mod card;
 mod dense;
 mod io;
+mod numerics;
 mod shape;
 
 use std::fmt;
@@ -26,9 +27,11 @@ pub use self::io::{
     IoMode, Reads, bounce_bytes, direct_padding_share, largest_slot_bytes, n_bounces, slot_bytes,
     slot_layout,
 };
+pub use self::numerics::{Numerics, NumericsError};
 pub use self::shape::{
-    CachePerToken, activation_bytes, cache_per_token, indexer_key_bytes, kv_cache_bytes,
-    layer_indexer_bytes, layer_kv_bytes, mtp_kv_cache_bytes, widest_norm,
+    CachePerToken, INDEX_CHUNK, LATENT_BLOCK, activation_bytes, cache_per_token, indexer_key_bytes,
+    kv_cache_bytes, layer_indexer_bytes, layer_kv_bytes, mtp_kv_cache_bytes, score_columns,
+    widest_norm,
 };
 use crate::catalogue::{Catalogue, TENSOR_ALIGN};
 use crate::spec::ArchSpec;
@@ -186,6 +189,8 @@ pub struct Workload {
     pub prefill_batch: u64,
     /// Threads that compute.
     pub threads: u64,
+    /// How activations are computed.
+    pub numerics: Numerics,
     /// Type of the KV cache and the indexer keys.
     pub kv: KvElement,
     /// Where the embedding lives.

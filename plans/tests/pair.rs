@@ -33,7 +33,8 @@ fn options(ram: u64) -> Options {
 
 /// The least budget that both need, as the refusal says it.
 fn least() -> u64 {
-    let error = plan_pair([&FLOATS, &PACKED], &Facts::default(), &options(1), HELD).unwrap_err();
+    let error =
+        plan_pair([&FLOATS, &PACKED], &Facts::default(), [&options(1); 2], HELD).unwrap_err();
     let PairRefusal::DoesNotFit { least, held, needed, .. } = &error else { panic!("{error}") };
     assert_eq!((least[0] + least[1] + *held, *held), (*needed, HELD));
     let said = error.to_string();
@@ -46,7 +47,7 @@ fn least() -> u64 {
 #[test]
 fn the_least_that_is_named_is_enough() {
     let least = least();
-    let pair = |ram| plan_pair([&FLOATS, &PACKED], &Facts::default(), &options(ram), HELD);
+    let pair = |ram| plan_pair([&FLOATS, &PACKED], &Facts::default(), [&options(ram); 2], HELD);
     assert!(matches!(pair(least - 1), Err(PairRefusal::DoesNotFit { .. })));
     let plans = pair(least).unwrap();
     plans[0].check(&FLOATS).unwrap();
@@ -56,7 +57,7 @@ fn the_least_that_is_named_is_enough() {
 #[test]
 fn two_that_fit_have_all_of_theirs() {
     let roomy = options(1 << 32);
-    let plans = plan_pair([&FLOATS, &PACKED], &Facts::default(), &roomy, HELD).unwrap();
+    let plans = plan_pair([&FLOATS, &PACKED], &Facts::default(), [&roomy; 2], HELD).unwrap();
     for (plan, model) in plans.iter().zip([&*FLOATS, &*PACKED]) {
         let alone = planner::plan(model, &Facts::default(), &roomy, None).unwrap();
         assert_eq!(plan.placement.slots, alone.placement.slots);
@@ -68,7 +69,7 @@ fn two_that_fit_have_all_of_theirs() {
 fn a_budget_above_the_machine_is_refused_for_both_together() {
     let mut machine = Facts::default();
     machine.memory.usable_bytes = Fact::read(1 << 30, "test");
-    let error = plan_pair([&FLOATS, &PACKED], &machine, &options(1 << 31), HELD).unwrap_err();
+    let error = plan_pair([&FLOATS, &PACKED], &machine, [&options(1 << 31); 2], HELD).unwrap_err();
     assert!(matches!(error, PairRefusal::Plan(PlanRefusal::OverMachine { .. })), "{error}");
 }
 
@@ -77,7 +78,7 @@ proptest! {
     fn together_they_are_never_above_the_budget(above in 0_u64..3_000_000) {
         let budget = least() + above;
         let plans =
-            plan_pair([&FLOATS, &PACKED], &Facts::default(), &options(budget), HELD).unwrap();
+            plan_pair([&FLOATS, &PACKED], &Facts::default(), [&options(budget); 2], HELD).unwrap();
         let parts: u64 = plans.iter().map(|plan| plan.request.budget_bytes.0).sum();
         prop_assert!(parts + HELD.0 <= budget);
         for (plan, model) in plans.iter().zip([&*FLOATS, &*PACKED]) {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{ArgGroup, Args};
+use tierkeep_plans::budget::{Numerics, NumericsError};
 use tierkeep_plans::units::SizeRequest;
 
 use super::ModelArg;
@@ -56,7 +57,10 @@ pub(crate) struct PairArgs {
     /// Threads that compute. Default: the physical cores that this process may use.
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
-    /// Type of the KV cache and of the indexer's keys.
+    /// How activations are computed: exact or fast, or A's and B's: exact,fast. Default: exact.
+    #[arg(long, value_name = "HOW[,HOW]")]
+    pub(crate) numerics: Option<PairNumerics>,
+    /// Type of the KV cache and of the indexer's keys. Default: f32, with fast numerics f16.
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
     /// Most tokens of one prefill batch. Default: chosen from the budget.
@@ -74,6 +78,19 @@ pub(crate) struct PairArgs {
     /// Accept a budget above what the machine has available.
     #[arg(long)]
     pub(crate) allow_overcommit: bool,
+}
+
+/// How both sides compute activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PairNumerics(pub(crate) [Numerics; 2]);
+
+impl FromStr for PairNumerics {
+    type Err = NumericsError;
+
+    fn from_str(text: &str) -> Result<Self, NumericsError> {
+        let (first, second) = text.split_once(',').unwrap_or((text, text));
+        Ok(Self([first.parse()?, second.parse()?]))
+    }
 }
 
 /// Where a text or token ids come from.

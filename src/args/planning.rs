@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tierkeep_plans::budget::KvElement;
 use tierkeep_plans::place::DenseRule;
-use tierkeep_plans::plan::{IoMode, Policy, Prefetch};
+use tierkeep_plans::plan::{IoMode, Numerics, Policy, Prefetch};
 use tierkeep_plans::planner::PinRule;
 use tierkeep_plans::units::SizeRequest;
 
@@ -48,7 +48,12 @@ pub(crate) struct PlanningArgs {
     /// Threads that compute. Default: the physical cores that this process may use.
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
-    /// Type of the KV cache and of the indexer's keys.
+    /// How activations are computed: exact (floats: the reference's tokens) or fast (8 bits an activation
+    /// against packed integers, caches of 16 bits: faster, and close to the reference's tokens, not equal).
+    /// Default: exact.
+    #[arg(long, value_name = "HOW")]
+    pub(crate) numerics: Option<Numerics>,
+    /// Type of the KV cache and of the indexer's keys. Default: f32, with fast numerics f16.
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
     /// Most tokens of one prefill batch. Default: chosen from the budget.
@@ -95,6 +100,7 @@ impl PlanningArgs {
             ("--pins", self.pins != PinRule::Judged),
             ("--dense", self.dense.is_some()),
             ("--threads", self.threads.is_some()),
+            ("--numerics", self.numerics.is_some()),
             ("--kv", self.kv.is_some()),
             ("--batch", self.batch.is_some()),
             ("--isa", self.isa.is_some()),

@@ -51,6 +51,9 @@ pub(crate) struct RunArgs {
     /// Show hits of every layer at the end.
     #[arg(long)]
     pub(crate) layers: bool,
+    /// Measure where a token's time goes, by stage of a pass, and show it at the end.
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Write the report as JSON to this file too.
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,

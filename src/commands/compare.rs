@@ -36,11 +36,12 @@ pub(crate) fn run(args: &CompareArgs, context: &Context) -> Result<Outcome> {
     let facts = shared::facts(context, Some(&a), Some(&a.directory), false);
     let longest = groups.iter().flat_map(Group::lengths).max().unwrap_or(1);
     let options = options(&args.planning, longest, [&a, &b]);
+    let of_other = Options { numerics: args.planning.numerics.map(|n| n.0[1]), ..options.clone() };
     let vocab_size = a.spec.vocab_size;
     let planned = planner::budget(&facts, &options).map_err(PairRefusal::from).and_then(|budget| {
         let kept = compare::kept_positions(vocab_size, budget.0).min(longest);
         let held = compare::kept_bytes(vocab_size, kept);
-        Ok((kept, planner::plan_pair([&a, &b], &facts, &options, held)?))
+        Ok((kept, planner::plan_pair([&a, &b], &facts, [&options, &of_other], held)?))
     });
     let (kept, plans) = match planned {
         Ok(planned) => planned,
@@ -111,6 +112,7 @@ fn options(args: &PairArgs, longest: usize, models: [&Catalogue; 2]) -> Options 
         dense: args.dense.map(Into::into).unwrap_or_default(),
         context: Some(args.ctx.unwrap_or(usual)),
         threads: args.threads,
+        numerics: args.numerics.map(|numerics| numerics.0[0]),
         kv: args.kv.map(Into::into),
         prefill_batch: args.batch,
         isa: args.isa.map(IsaName::name),

@@ -42,6 +42,8 @@ pub(super) struct Job<'a> {
     pub(super) prompt: &'a [u32],
     pub(super) max_tokens: usize,
     pub(super) ignore_stop: bool,
+    /// Where time goes is measured.
+    pub(super) profile: bool,
     /// Where the session's history goes.
     pub(super) usage: Option<&'a Path>,
     /// How often it goes there.
@@ -103,6 +105,7 @@ pub(crate) fn run(args: &RunArgs, context: &Context) -> Result<Outcome> {
         prompt: &prompt,
         max_tokens: args.max_tokens,
         ignore_stop: args.ignore_stop,
+        profile: args.profile,
         usage: usage.as_deref(),
         saves: args.save_every.map_or(Interval::Usual, Interval::Tokens),
         stream: !context.json,
@@ -206,6 +209,7 @@ pub(super) fn execute(job: &Job<'_>, context: &Context) -> Result<Finished> {
     let before = memory::resident();
     let start = Instant::now();
     let mut engine = shared::load(job.plan, job.model)?;
+    engine.set_profile(job.profile);
     let _heeding = context.heeding();
     let is_short_of_threads = ready::check_threads(job.plan);
     let loaded = Loaded { time: start.elapsed(), mark: Mark::of(&engine) };

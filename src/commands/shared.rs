@@ -131,6 +131,7 @@ pub(crate) fn options(args: &PlanningArgs) -> Options {
         dense: args.dense.map(Into::into).unwrap_or_default(),
         context: args.ctx,
         threads: args.threads,
+        numerics: args.numerics,
         kv: args.kv.map(Into::into),
         prefill_batch: args.batch,
         isa: args.isa.map(crate::args::IsaName::name),
@@ -212,14 +213,18 @@ pub(crate) fn verdict_before(
 /// Loads a model as planned, with a progress bar.
 pub(crate) fn load(plan: &Plan, model: &Catalogue) -> Result<Engine> {
     let bar = Bar::bytes("loading weights");
-    Engine::open(plan, model, &mut |what, done, total| {
+    let engine = Engine::open(plan, model, &mut |what, done, total| {
         bar.message(match what {
             Loading::DenseWeights => "loading weights",
             Loading::Pins => "loading pinned experts",
         });
         bar.set(done, total);
     })
-    .with_context(|| format!("cannot load {}", model.directory.display()))
+    .with_context(|| format!("cannot load {}", model.directory.display()))?;
+    if let Some(refused) = engine.threads_refused() {
+        render::warning(&format!("{refused}; the system moves them, which changes speed alone"));
+    }
+    Ok(engine)
 }
 
 /// Tokens of a prompt: through the chat template, or as it is.

@@ -22,7 +22,6 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<Outcome> {
         Ok(plan) => plan,
         Err(error) => return shared::verdict(context, args.model.path(), error),
     };
-    plan.engine.numerics = args.numerics.into();
     if let Some(cap) = args.cap {
         lower_caps(&mut plan, cap);
         plan.settle(&model);

@@ -19,6 +19,7 @@ mod inspection;
 mod ledger;
 mod model_comparison;
 mod plan;
+mod profile;
 #[cfg(test)]
 mod result_tests;
 mod run;

@@ -222,10 +222,11 @@ fn placement(plan: &Plan, model: &Catalogue, style: Style) -> String {
         n => format!("{n} sequences of "),
     };
     let settings = format!(
-        "{}, {}, exact numerics, {sessions}{} of context, KV cache in {}, batches of {}, embedding \
+        "{}, {}, {} numerics, {sessions}{} of context, KV cache in {}, batches of {}, embedding \
          {embedding}",
         plural(engine.threads, "thread", "threads"),
         engine.isa,
+        engine.numerics.name(),
         plural(plan.request.context, "token", "tokens"),
         format!("{:?}", engine.kv).to_lowercase(),
         plural(engine.prefill_batch, "token", "tokens")

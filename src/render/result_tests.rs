@@ -9,7 +9,6 @@ use tierkeep_doctor::{
     Cache, CacheKind, CgroupLimit, CgroupVersion, CoreKind, CoreSpeed, DiskReadSpeed, Fact, Facts,
     FilesystemKind, HugePagePool, NumaNode,
 };
-use tierkeep_engine::AccessCounts;
 use tierkeep_engine::convert::{
     Bits, Choices, ClassReport, ConvertOptions, ConvertReport, Forecast, TensorClass,
 };
@@ -19,6 +18,7 @@ use tierkeep_engine::report::{
     PhaseReport, ReadReport, ReadsReport, RunReport, TrafficReport, Verdict, Warning, WindowReport,
 };
 use tierkeep_engine::verify::{CaseReport, OracleCase};
+use tierkeep_engine::{AccessCounts, PhaseProfile, ProfileReport, Stage, StageProfile};
 use tierkeep_plans::budget::Line;
 use tierkeep_plans::catalogue::StopTokens;
 use tierkeep_plans::catalogue::{CatalogueError, PackedBits};
@@ -290,6 +290,7 @@ fn ran() -> (RunReport, Memory) {
             compared(Figure::StreamedBytesPerToken, [0.0; 3], 0.0, fine),
         ],
         not_judged: None,
+        profile: None,
         warnings: Vec::new(),
     };
     let memory = Memory {
@@ -320,6 +321,29 @@ fn a_run_that_computed_while_experts_were_read() {
         hidden_share: 0.6,
     });
     snapshot("run-under-compute", |style| run_report(&report, &memory, false, style));
+}
+
+#[test]
+fn a_run_with_its_profile() {
+    let (mut report, memory) = ran();
+    // Ten stages of a tenth each, of which some go over weights; what no pass has is left out.
+    let phase = |tokens: u64, seconds: f64| PhaseProfile {
+        tokens,
+        seconds,
+        stages: Stage::ALL
+            .iter()
+            .enumerate()
+            .map(|(at, &stage)| {
+                let own = if stage == Stage::Outside { 0.0 } else { seconds / 10.0 };
+                let bytes = if at % 2 == 0 { 400_000_000 * at as u64 } else { 0 };
+                let bytes_per_s = (bytes > 0 && own > 0.0).then(|| bytes as f64 / own);
+                let share = own / seconds;
+                StageProfile { stage, seconds: own, share, bytes, bytes_per_s }
+            })
+            .collect(),
+    };
+    report.profile = Some(ProfileReport { prefill: phase(128, 0.5), decode: phase(64, 2.0) });
+    snapshot("run-profile", |style| run_report(&report, &memory, false, style));
 }
 
 #[test]

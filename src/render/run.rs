@@ -73,6 +73,10 @@ pub(crate) fn run_report(
     text += &ledger(report, style);
     text.push('\n');
     text += &comparisons(report, style);
+    if let Some(profile) = &report.profile {
+        text.push('\n');
+        text += &super::profile::stages(profile, style);
+    }
     if all_layers {
         text.push('\n');
         text += &layers(&report.layers, style);

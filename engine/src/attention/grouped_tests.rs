@@ -58,7 +58,7 @@ fn rows(what: u32, first: usize, n: usize, width: usize) -> Vec<f32> {
 fn through_the_ring(
     spec: &ArchSpec,
     kv: KvElement,
-    (batch, threads): (usize, usize),
+    (batch, threads, columns): (usize, usize, usize),
     sinks: Option<&[f32]>,
 ) -> Vec<u32> {
     let a = grouped(spec);
@@ -71,15 +71,19 @@ fn through_the_ring(
     while first < CONTEXT {
         let len = batch.min(CONTEXT - first);
         let mut buffers = GroupedBuffers {
-            query: rows(1, first, len, q),
-            key: rows(2, first, len, kv_width),
-            value: rows(3, first, len, kv_width),
+            projected: [
+                rows(1, first, len, q),
+                rows(2, first, len, kv_width),
+                rows(3, first, len, kv_width),
+            ]
+            .concat(),
             output: vec![f32::NAN; len * q],
-            scratch: vec![f32::NAN; threads * WINDOW],
+            scratch: vec![f32::NAN; threads * columns * (WINDOW + a.head_dim)],
+            columns,
         };
         let batch = Batch { len, first, row_len: CONTEXT };
         enter(((kernels, &pool), (a, sinks)), batch, &mut cache, &mut buffers).unwrap();
-        all.extend(buffers.output.iter().map(|x| x.to_bits()));
+        all.extend(buffers.projected[..len * q].iter().map(|x| x.to_bits()));
         first += len;
     }
     all
@@ -92,14 +96,16 @@ fn from_a_full_cache(spec: &ArchSpec, kv: KvElement, sinks: Option<&[f32]>) -> V
     full.layers.iter_mut().for_each(|layer| layer.window = None);
     let mut cache = cache(&full, kv);
     let kernels = Kernels::new(Isa::Scalar).unwrap();
+    let pool = Pool::new(1, &[]).unwrap();
     let width = a.n_kv_heads * a.head_dim;
     for position in 0..CONTEXT {
         let (key, value) = (rows(2, position, 1, width), rows(3, position, 1, width));
         for head in 0..a.n_kv_heads {
             let own = head * a.head_dim..(head + 1) * a.head_dim;
             let row = head * CONTEXT + position;
-            cache.keys.put(kernels, row, &key[own.clone()]);
-            cache.values.put(kernels, row, &value[own]);
+            let parts = (kernels, &pool);
+            cache.keys.put(parts, (row, 1), |_| &key[own.clone()]);
+            cache.values.put(parts, (row, 1), |_| &value[own.clone()]);
         }
     }
     let n_rows = a.n_kv_heads * CONTEXT;
@@ -133,7 +139,8 @@ fn a_window_is_a_cache_of_every_position_seen_in_part() {
     for kv in [KvElement::F32, KvElement::F16] {
         for sinks in [None, Some(sinks.as_slice())] {
             let expected = from_a_full_cache(&spec, kv, sinks);
-            for steps in [(1, 1), (3, 2), (WINDOW, 1), (WINDOW + 1, 2), (64, 3)] {
+            let steps = [(1, 1, 16), (3, 2, 1), (WINDOW, 1, 4), (WINDOW + 1, 2, 6), (64, 3, 16)];
+            for steps in steps {
                 assert!(through_the_ring(&spec, kv, steps, sinks) == expected, "{kv:?} {steps:?}");
             }
         }

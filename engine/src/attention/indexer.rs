@@ -4,6 +4,7 @@
 //! Score of position t: `sum_h w_h / sqrt(n_heads) * relu(q_h . k_t / sqrt(head_dim))`.
 
 use tierkeep_kernels::ops;
+use tierkeep_plans::budget::INDEX_CHUNK;
 use tierkeep_plans::spec::IndexerSpec;
 
 use super::Small;
@@ -13,9 +14,6 @@ use crate::error::EngineError;
 use crate::kv::Rows;
 use crate::weights::IndexerWeights;
 use crate::workspace::IndexerBuffers;
-
-/// Positions that one task scores.
-const CHUNK: usize = 64;
 
 /// Appends the batch's index keys to `keys` and fills the selection of each token of the batch.
 ///
@@ -40,19 +38,20 @@ pub(super) fn select(
         let bias = compute.weights.vector(compute.kernels, weights.key_norm_bias, rest)?;
         for (token, key) in key.chunks_exact_mut(head_dim).enumerate() {
             ops::layer_norm_in_place(key, weight, bias, key_norm_eps);
-            compute.rope.angles(batch.first + token, small.rotation);
-            compute.rope.rotate(&mut key[..rotary_dim], small.rotation);
-            keys.put(compute.kernels, batch.first + token, key);
+            compute.rope.rotate(&mut key[..rotary_dim], compute.rope.of(small.rotation, token));
         }
+        let row = |token: usize| &key[token * head_dim..(token + 1) * head_dim];
+        keys.put((compute.kernels, compute.pool), (batch.first, n), row);
     }
     let last_visible = batch.first + n;
     if last_visible > top_k {
         let query = &mut buffers.query[..n * n_heads * head_dim];
         compute.product(weights.query, compressed_query, n, query)?;
         for (token, query) in query.chunks_exact_mut(n_heads * head_dim).enumerate() {
-            compute.rope.angles(batch.first + token, small.rotation);
             for head in query.chunks_exact_mut(head_dim) {
-                compute.rope.rotate(&mut head[..rotary_dim], small.rotation);
+                compute
+                    .rope
+                    .rotate(&mut head[..rotary_dim], compute.rope.of(small.rotation, token));
             }
         }
         let head_weights = &mut buffers.head_weights[..n * n_heads];
@@ -89,20 +88,33 @@ fn score(
     buffers: &mut IndexerBuffers,
 ) -> Result<(), EngineError> {
     let IndexerSpec { n_heads, head_dim, .. } = spec;
+    compute.profile.touch(|| keys.bytes_of(visible));
     let keys = keys.matrix(0, visible)?;
-    let query = &buffers.query[token * n_heads * head_dim..(token + 1) * n_heads * head_dim];
-    let head_weights = &buffers.head_weights[token * n_heads..(token + 1) * n_heads];
+    let IndexerBuffers { query, head_weights, scores, scratch, .. } = buffers;
+    let query = &query[token * n_heads * head_dim..(token + 1) * n_heads * head_dim];
+    let head_weights = &head_weights[token * n_heads..(token + 1) * n_heads];
     let score_scale = 1.0 / (head_dim as f32).sqrt();
     let weight_scale = 1.0 / (n_heads as f32).sqrt();
     let kernels = compute.kernels;
-    compute.pool.for_each_chunk(&mut buffers.scores[..visible], CHUNK, |chunk, scores| {
-        for (i, score) in scores.iter_mut().enumerate() {
-            *score = 0.0;
-            for (query, weight) in query.chunks_exact(head_dim).zip(head_weights) {
-                let dot = kernels.dot(&keys, chunk * CHUNK + i, query) * score_scale;
-                *score += weight * weight_scale * dot.max(0.0);
+    let chunk = INDEX_CHUNK as usize;
+    compute.pool.for_each_chunk_with_scratch(
+        &mut scores[..visible],
+        chunk,
+        scratch,
+        chunk * n_heads,
+        |index, scores, products| {
+            let first = index * chunk;
+            let rows = first..first + scores.len();
+            kernels.matmul_rows(&keys, rows, query, n_heads, |row, head, product| {
+                products[(row - first) * n_heads + head] = product;
+            });
+            for (score, products) in scores.iter_mut().zip(products.chunks_exact(n_heads)) {
+                *score = 0.0;
+                for (product, weight) in products.iter().zip(head_weights) {
+                    *score += weight * weight_scale * (product * score_scale).max(0.0);
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }

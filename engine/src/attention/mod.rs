@@ -20,8 +20,17 @@ use crate::workspace::AttentionBuffers;
 pub(crate) struct Small<'a> {
     /// Weights of a norm.
     pub(crate) norm: &'a mut [f32],
-    /// Cosines and sines of one position.
-    pub(crate) rotation: &'a mut [f32],
+    /// Cosines and sines of each position of the batch, `(batch, rope dim)`.
+    pub(crate) rotation: &'a [f32],
+}
+
+/// Cached rows that several columns of scores go over before the next ones: few enough to stay in the
+/// second-level cache.
+const ROWS_AT_ONCE: usize = 64;
+
+/// The largest number up to `most` that divides `n`.
+fn largest_divisor(n: usize, most: usize) -> usize {
+    (1..=most.min(n)).rev().find(|&d| n.is_multiple_of(d)).unwrap_or(1)
 }
 
 /// Attention of one layer: reads `normed (batch, hidden)`, appends the batch to the cache, and

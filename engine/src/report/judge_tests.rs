@@ -74,6 +74,7 @@ fn report(decode: PhaseReport) -> RunReport {
         replaced_shards: Vec::new(),
         comparisons: Vec::new(),
         not_judged: None,
+        profile: None,
         warnings: Vec::new(),
     }
 }

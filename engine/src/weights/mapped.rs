@@ -46,7 +46,7 @@ impl Mapped {
         let faults_before = faults();
         let mut ranges = Vec::new();
         for range in mapped_ranges(windows.iter().copied()) {
-            account.bind_mapped(Line::DenseWeights, range.bytes)?;
+            account.bind_elsewhere(Line::DenseWeights, range.bytes)?;
             ranges.push((files.map(range)?, range));
         }
         let shards = ranges.iter().map(|(_, range)| range.shard).collect();

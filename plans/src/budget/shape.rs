@@ -1,6 +1,7 @@
 //! What a sequence and the forward pass need by the model's shape: caches and buffers. Pure
 //! arithmetic over an `ArchSpec`; the lines that it becomes are the ledger's.
 
+use super::numerics::quantised_bytes;
 use super::{KvElement, Workload};
 use crate::catalogue::TENSOR_ALIGN;
 use crate::spec::{ArchSpec, AttentionSpec, IndexerKind, LayerSpec};
@@ -109,12 +110,12 @@ pub(super) fn sum(parts: impl Iterator<Item = u64>) -> u64 {
     parts.fold(0, u64::saturating_add)
 }
 
-/// Bytes of the forward pass's buffers, all f32 or u32.
+/// Bytes of the forward pass's buffers, all f32 or u32 but for what fast numerics round.
 ///
 /// With B tokens in a batch, R = max(B, experts per token), T threads:
 /// residual, normed, block output and gathered inputs `4 B hidden`; expert inner `2 R expert_ff` and
 /// outputs `R hidden`; dense or shared inner `2 B ff`; router `B (outputs + 2 k)`; the buffers of
-/// the attention kind; a norm's weights; logits `vocab`. Where experts are added after a second
+/// the attention kind and the angles of its positions; a norm's weights; logits `vocab`. Where experts are added after a second
 /// sub-block, the state that they take waits for it: `B hidden` more.
 #[must_use]
 pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
@@ -127,7 +128,7 @@ pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
     let per_token =
         4 * hidden + waiting + 2 * inner + spec.router.n_outputs() as u64 + 2 * n_active;
     let per_row = 2 * spec.expert_ff_size as u64 + hidden;
-    let (attention_per_token, per_thread, fixed) = attention_elements(spec, workload.context);
+    let (attention_per_token, per_thread, fixed) = attention_elements(spec, workload);
     let vectors = widest_norm(spec) as u64 + spec.vocab_size as u64;
     let elements = [
         per_token.saturating_add(attention_per_token).saturating_mul(batch),
@@ -136,11 +137,36 @@ pub fn activation_bytes(spec: &ArchSpec, workload: &Workload) -> u64 {
         fixed,
         vectors,
     ];
-    elements.iter().fold(0, |sum: u64, e| sum.saturating_add(*e)).saturating_mul(4)
+    let elements = elements.iter().fold(0, |sum: u64, e| sum.saturating_add(*e));
+    elements.saturating_mul(4).saturating_add(quantised_bytes(spec, workload))
 }
 
-/// Elements that attention needs (per token of a batch, per thread, once).
-fn attention_elements(spec: &ArchSpec, context: u64) -> (u64, u64, u64) {
+/// Scores that a thread holds at once, unless a single row is longer: 512 KB.
+const SCORES: u64 = 1 << 17;
+/// Queries that go over cached rows together, at most: as many as a row is worth decoding once for.
+const SCORE_COLUMNS: u64 = 16;
+/// Tokens of latent attention that go over a head's weights together, at most.
+pub const LATENT_BLOCK: u64 = 16;
+/// Positions that a task of the indexer scores.
+pub const INDEX_CHUNK: u64 = 64;
+
+/// Queries that go over the same cached rows together where each sees up to `visible` of them, so that what
+/// a thread holds of scores is bounded.
+#[must_use]
+pub fn score_columns(visible: u64) -> u64 {
+    (SCORES / visible.max(1)).clamp(1, SCORE_COLUMNS)
+}
+
+/// Elements that attention needs (per token of a batch, per thread, once), C being [`score_columns`] and V the
+/// positions that a token sees at most.
+///
+/// Latent: queries, latents and outputs of a token; `max(C (rank + rotary + V), b rank)` of a thread, and
+/// `b heads (rank + max(rank, value))` for blocks of b = min(B, 16) tokens. An indexer: queries, keys and
+/// weights of a token and its selection `V + 1`; `64 heads` of a thread; scores and order of one token
+/// `2 context`. Grouped: queries, keys, values and outputs of a token, `C (head_dim + V)` of a thread. Both: the
+/// angles of each position.
+fn attention_elements(spec: &ArchSpec, workload: &Workload) -> (u64, u64, u64) {
+    let context = workload.context;
     match &spec.attention {
         AttentionSpec::Latent(a) => {
             let heads = a.n_heads;
@@ -150,8 +176,10 @@ fn attention_elements(spec: &ArchSpec, context: u64) -> (u64, u64, u64) {
                 + a.qk_rope_head_dim
                 + heads * a.v_head_dim;
             let mut visible = context;
-            let mut fixed = a.qk_rope_head_dim as u64;
+            let (mut fixed, mut per_thread) = (0, 0);
             let mut selection = 0;
+            let rotary = a.qk_rope_head_dim as u64;
+            per_token += spec.rope.dim;
             if let Some(indexer) = a.indexer {
                 per_token +=
                     indexer.n_heads * indexer.head_dim + indexer.head_dim + indexer.n_heads;
@@ -159,14 +187,23 @@ fn attention_elements(spec: &ArchSpec, context: u64) -> (u64, u64, u64) {
                 // The selection of a batch, one count a token, and the scores and order of one token.
                 selection = visible + 1;
                 fixed += 2 * context;
+                per_thread += INDEX_CHUNK * indexer.n_heads as u64;
             }
-            let per_thread = 2 * a.kv_lora_rank as u64 + visible;
+            let (rank, heads) = (a.kv_lora_rank as u64, heads as u64);
+            let block = workload.prefill_batch.min(LATENT_BLOCK);
+            let of_columns =
+                score_columns(visible).saturating_mul(visible.saturating_add(rank + rotary));
+            per_thread += of_columns.max(block * rank);
+            fixed += block * heads * (rank + rank.max(a.v_head_dim as u64));
             (per_token as u64 + selection, per_thread, fixed)
         }
         AttentionSpec::Grouped(a) => {
-            let per_token = 2 * a.n_heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim;
+            let heads = 2 * a.n_heads + 2 * a.n_kv_heads;
             let visible = spec.layers.iter().map(|l| l.cached_positions(context)).max();
-            (per_token as u64, visible.unwrap_or(context), spec.rope.dim as u64)
+            let visible = visible.unwrap_or(context);
+            let of_column = visible.saturating_add(a.head_dim as u64);
+            let per_thread = score_columns(visible).saturating_mul(of_column);
+            ((heads * a.head_dim + spec.rope.dim) as u64, per_thread, 0)
         }
     }
 }

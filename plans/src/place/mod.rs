@@ -8,7 +8,7 @@ mod slots;
 pub use self::cards::{CardBudget, least_card_bytes};
 use crate::budget::{
     self, CardPlacement, DenseResidency, EmbeddingResidency, Holding, KvElement, Ledger, Line,
-    ModelBytes, Reads, Slots, Streamed, Workload,
+    ModelBytes, Numerics, Reads, Slots, Streamed, Workload,
 };
 use crate::units::Bytes;
 
@@ -27,6 +27,8 @@ pub struct Request {
     pub threads: u64,
     /// How reads are made.
     pub reads: Reads,
+    /// How activations are computed.
+    pub numerics: Numerics,
     /// Type of the KV cache.
     pub kv: KvElement,
     /// Most tokens of a prefill batch; chosen from the budget where it is `None`.
@@ -378,8 +380,8 @@ fn workload(
     embedding: EmbeddingResidency,
     prefill_batch: u64,
 ) -> Workload {
-    let Request { threads, kv, sessions, reads, .. } = *request;
-    Workload { context, prefill_batch, threads, kv, embedding, sessions, reads }
+    let Request { threads, numerics, kv, sessions, reads, .. } = *request;
+    Workload { context, prefill_batch, threads, numerics, kv, embedding, sessions, reads }
 }
 
 fn does_not_fit(frame: &Frame<'_>, uses: Option<&[Vec<f64>]>) -> DoesNotFit {

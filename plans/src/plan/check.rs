@@ -22,6 +22,7 @@ impl Plan {
             context: self.request.context,
             prefill_batch: self.engine.prefill_batch,
             threads: self.engine.threads,
+            numerics: self.engine.numerics,
             kv: self.engine.kv,
             embedding: self.engine.embedding,
             sessions: self.request.sessions,
@@ -150,6 +151,7 @@ impl Plan {
         in_range("request.context", self.request.context, 1, max_context)?;
         in_range("request.sessions", self.request.sessions, 1, MAX_SESSIONS)?;
         in_range("engine.threads", self.engine.threads, 1, MAX_THREADS)?;
+        self.check_cpus()?;
         if !ISAS.contains(&self.engine.isa.as_str()) {
             let expected = format!("one of {}", ISAS.join(", "));
             return Err(invalid("engine.isa", format!("{:?}", self.engine.isa), expected));
@@ -168,6 +170,19 @@ impl Plan {
                 Err(invalid("engine.embedding", "resident", expected))
             }
         }
+    }
+
+    /// A processor for each thread, all different, or none at all.
+    fn check_cpus(&self) -> Result<(), PlanError> {
+        let mut cpus = self.engine.cpus.clone();
+        cpus.sort_unstable();
+        cpus.dedup();
+        if self.engine.cpus.is_empty() || cpus.len() as u64 == self.engine.threads {
+            return Ok(());
+        }
+        let expected =
+            format!("none, or {} different processors, one a thread", self.engine.threads);
+        Err(invalid("engine.cpus", format!("{:?}", self.engine.cpus), expected))
     }
 
     fn check_reads(&self, spec: &ArchSpec) -> Result<(), PlanError> {

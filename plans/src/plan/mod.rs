@@ -13,11 +13,11 @@ use tierkeep_doctor::Facts;
 
 pub(crate) use self::check::tiers;
 pub use self::need::{Abilities, Need};
-pub use crate::budget::IoMode;
 use crate::budget::{
     CardLine, CardPlacement, DenseResidency, EmbeddingResidency, KvElement, Ledger, Line, Slots,
     Streamed,
 };
+pub use crate::budget::{IoMode, Numerics};
 use crate::units::Bytes;
 use crate::whole_file;
 
@@ -26,14 +26,6 @@ pub const PLAN_VERSION: u32 = 5;
 
 /// Largest plan file that is read, bytes.
 const PLAN_CAP_BYTES: u64 = 64 << 20;
-
-/// How activations are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Numerics {
-    /// Float activations on stored weights: tokens equal the reference's.
-    Exact,
-}
 
 /// What a slot does when it is needed for another expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,6 +135,8 @@ pub struct PlanRequest {
 pub struct EngineSettings {
     /// Threads that compute.
     pub threads: u64,
+    /// The processor that each thread is held to; empty where the system moves them.
+    pub cpus: Vec<u32>,
     /// Instruction set of the kernels: `scalar`, `avx2`, `avx512`.
     pub isa: String,
     /// How activations are computed.

@@ -7,7 +7,7 @@ pub use super::Options;
 use super::{PinRule, io, machine};
 use crate::budget::{DenseResidency, KvElement};
 use crate::place::DenseRule;
-use crate::plan::{IoMode, Need, Plan, Policy, Prefetch};
+use crate::plan::{IoMode, Need, Numerics, Plan, Policy, Prefetch};
 use crate::spec::Family;
 use crate::units::{Bytes, SizeRequest};
 
@@ -34,7 +34,8 @@ pub fn options_of(plan: &Plan) -> Options {
         },
         context: Some(plan.request.context),
         threads: Some(engine.threads).filter(|&n| usable != Some(n)),
-        kv: Some(engine.kv).filter(|&kv| kv != KvElement::F32),
+        numerics: Some(engine.numerics).filter(|&n| n != Numerics::default()),
+        kv: Some(engine.kv).filter(|&kv| kv != engine.numerics.usual_kv()),
         isa: Some(engine.isa.clone()).filter(|name| *name != isa),
         io: match engine.io {
             // What the facts of the machine lead to need not be asked for.
@@ -82,6 +83,7 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         dense,
         context,
         threads,
+        numerics,
         kv,
         prefill_batch,
         isa,
@@ -103,6 +105,7 @@ pub fn command(model: &Path, options: &Options, output: &Path) -> String {
         pins_text(*pins).map(|rule| format!("--pins {rule}")),
         dense_name(*dense).map(|rule| format!("--dense {rule}")),
         threads.map(|n| format!("--threads {n}")),
+        numerics.map(|numerics| format!("--numerics {}", numerics.name())),
         kv.map(|kv| format!("--kv {}", kv_name(kv))),
         prefill_batch.map(|tokens| format!("--batch {tokens}")),
         isa.as_ref().map(|isa| format!("--isa {}", quoted(isa))),
@@ -185,6 +188,7 @@ mod tests {
             dense: DenseRule::Mapped,
             context: Some(4096),
             threads: Some(8),
+            numerics: Some(Numerics::Fast),
             kv: Some(KvElement::F16),
             prefill_batch: Some(64),
             isa: Some("avx2".to_owned()),
@@ -196,9 +200,8 @@ mod tests {
         assert_eq!(
             command(Path::new("/models/glm"), &all, Path::new("plan.toml")),
             "tierkeep plan /models/glm --ram 18GB --vram 90% --ctx 4096 --sessions 2 --slots 4 \
-             --policy static --pins 50% --dense mapped --threads 8 --kv f16 --batch 64 --isa avx2 \
-             --io buffered --io-depth 6 \
-             --read-size 1048576 --allow-overcommit -o plan.toml"
+             --policy static --pins 50% --dense mapped --threads 8 --numerics fast --kv f16 --batch 64 \
+             --isa avx2 --io buffered --io-depth 6 --read-size 1048576 --allow-overcommit -o plan.toml"
         );
         let none = command(Path::new("m"), &Options::default(), Path::new("p"));
         assert_eq!(none, "tierkeep plan m -o p");

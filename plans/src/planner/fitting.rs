@@ -160,7 +160,7 @@ impl Question<'_> {
     }
 
     fn kv(&self) -> Option<FittingChange> {
-        match self.options.kv.unwrap_or(KvElement::F32) {
+        match self.options.kv.unwrap_or(self.options.numerics.unwrap_or_default().usual_kv()) {
             KvElement::F16 | KvElement::Bf16 => None,
             KvElement::F32 => {
                 let options = Options { kv: Some(KvElement::F16), ..self.options.clone() };

@@ -4,6 +4,7 @@
 use tierkeep_doctor::{Fact, Facts, GpuFact};
 
 use super::{Options, PlanRefusal};
+use crate::budget::ExpertList;
 use crate::estimate;
 use crate::place::CardBudget;
 use crate::units::{Bytes, SizeRequest, counted};
@@ -139,6 +140,13 @@ fn own_free_bytes(card: &GpuFact) -> Result<Bytes, String> {
         Some(&free) => Ok(Bytes(free)),
         None => Err(format!("free memory unknown: {}", card.memory_free_bytes.detail())),
     }
+}
+
+/// The processor of each thread, where there are as many threads as physical cores. Fewer are left to the
+/// system: two runs side by side would be held to the same cores.
+pub(super) fn cpus(machine: &Facts, threads: u64) -> Vec<u32> {
+    let list = machine.cpu.usable_cpus.value().and_then(|text| text.parse::<ExpertList>().ok());
+    list.map(|list| list.0).filter(|cpus| cpus.len() as u64 == threads).unwrap_or_default()
 }
 
 /// The instruction set that the machine's facts allow, unless one is asked for.

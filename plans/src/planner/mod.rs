@@ -61,7 +61,9 @@ pub struct Options {
     pub context: Option<u64>,
     /// `--threads`.
     pub threads: Option<u64>,
-    /// `--kv`.
+    /// `--numerics`: exact, if `None`.
+    pub numerics: Option<Numerics>,
+    /// `--kv`: what the numerics usually keep, if `None`.
     pub kv: Option<KvElement>,
     /// `--batch`, tokens of a prefill batch.
     pub prefill_batch: Option<u64>,
@@ -279,7 +281,7 @@ impl Solved {
     ) -> Plan {
         let model = sums.model;
         let tiers = tier_shares(sums, &self.placed.holding(), &self.hits);
-        let Workload { context, prefill_batch, threads, kv, embedding, sessions, reads } =
+        let Workload { context, prefill_batch, threads, numerics, kv, embedding, sessions, reads } =
             self.placed.workload;
         let total = self.placed.ledger.total();
         Plan {
@@ -302,8 +304,9 @@ impl Solved {
             },
             engine: EngineSettings {
                 threads,
+                cpus: machine::cpus(machine, threads),
                 isa: self.isa,
-                numerics: Numerics::Exact,
+                numerics,
                 kv,
                 prefill_batch,
                 embedding,
@@ -405,6 +408,7 @@ fn request(
         Some(IoMode::Buffered) => CacheRule::PageCache,
         Some(IoMode::Direct | IoMode::Dropped) | None => CacheRule::Slots,
     };
+    let numerics = options.numerics.unwrap_or_default();
     Ok(Request {
         budget,
         cards: Vec::new(),
@@ -412,7 +416,8 @@ fn request(
         sessions,
         threads,
         reads: io::reads(sums, machine, options)?.0,
-        kv: options.kv.unwrap_or(KvElement::F32),
+        numerics,
+        kv: options.kv.unwrap_or(numerics.usual_kv()),
         prefill_batch: options.prefill_batch,
         slots: options.slots,
         dense,
@@ -540,7 +545,7 @@ fn expected_hits(
     (hits, evidence)
 }
 
-/// Earlier runs that speak for this one: as many threads, a budget within a factor of two.
+/// Earlier runs that speak for this one: the same numerics, as many threads, a budget within a factor of two.
 fn past_runs(history: Option<&History>, workload: &Workload, budget: Bytes) -> Vec<PastRun> {
     let similar = |bytes: Bytes| {
         let ratio = bytes.as_f64() / budget.as_f64().max(1.0);
@@ -549,6 +554,7 @@ fn past_runs(history: Option<&History>, workload: &Workload, budget: Bytes) -> V
     history
         .into_iter()
         .flat_map(History::runs)
+        .filter(|run| run.numerics.unwrap_or_default() == workload.numerics)
         .filter(|run| run.n_threads.is_none_or(|n| u64::from(n) == workload.threads))
         .filter(|run| run.budget_bytes.is_none_or(similar))
         .filter_map(|run| {

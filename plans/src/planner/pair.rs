@@ -44,8 +44,8 @@ pub fn budget(machine: &Facts, options: &Options) -> Result<(Bytes, String), Pla
     machine::budget(machine, options)
 }
 
-/// Plans two models that are in memory at once within one budget, of which `held` bytes are needed
-/// beside them.
+/// Plans two models that are in memory at once within one budget, that of the first one's options, of
+/// which `held` bytes are needed beside them.
 ///
 /// Each has its least; of what is then left each has the part that its want is of both wants. The want
 /// is what a plan takes that has everything but the other's least, beyond the model's own least. So the
@@ -57,12 +57,14 @@ pub fn budget(machine: &Facts, options: &Options) -> Result<(Bytes, String), Pla
 pub fn plan_pair(
     models: [&Catalogue; 2],
     machine: &Facts,
-    options: &Options,
+    options: [&Options; 2],
     held: Bytes,
 ) -> Result<[Plan; 2], PairRefusal> {
-    let (budget, source) = machine::budget(machine, options)?;
-    let least =
-        [least(models[0], machine, options, budget)?, least(models[1], machine, options, budget)?];
+    let (budget, source) = machine::budget(machine, options[0])?;
+    let least = [
+        least(models[0], machine, options[0], budget)?,
+        least(models[1], machine, options[1], budget)?,
+    ];
     let needed = Bytes(held.0.saturating_add(least[0].0).saturating_add(least[1].0));
     if needed > budget {
         let folder = |model: &Catalogue| model.directory.display().to_string();
@@ -71,7 +73,8 @@ pub fn plan_pair(
     }
     let spare = budget.0 - needed.0;
     let within = |side: usize, bytes: u64| -> Result<Plan, PlanRefusal> {
-        let options = Options { ram: Some(SizeRequest::Absolute(Bytes(bytes))), ..options.clone() };
+        let ram = Some(SizeRequest::Absolute(Bytes(bytes)));
+        let options = Options { ram, ..options[side].clone() };
         let mut plan = plan(models[side], machine, &options, None)?;
         let part = ["the first", "the second"][side];
         plan.request.budget_source = format!("{part} model's part of {budget} for two: {source}");

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::import::ImportedCounts;
+use crate::budget::Numerics;
 use crate::units::{Bytes, LayerId};
 
 /// Most accesses (token, layer, expert) that a sample keeps, in a session and in the file: 512 KiB
@@ -71,6 +72,9 @@ pub struct RunRecord {
     pub context_tokens: Option<u64>,
     /// Compute threads.
     pub n_threads: Option<u32>,
+    /// How activations were computed; `None` is exact, as in every run before there was another way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<Numerics>,
 }
 
 impl RunRecord {
