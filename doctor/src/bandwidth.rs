@@ -1,6 +1,7 @@
 //! How fast memory can be read.
 //!
-//! Owns the timing of sequential sums over buffers well past the last-level cache. Refuses to take
+//! Owns the timing of sequential sums over buffers well past the last-level cache, in large pages where the
+//! system gives them, as the engine holds weights in. Refuses to take
 //! more than an eighth of the usable memory or two seconds (half a one on an idle machine), and to report a speed
 //! that the caches may have made.
 
@@ -8,7 +9,12 @@ use std::hint::black_box;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use memmap2::MmapMut;
+
 use crate::fact::Fact;
+
+/// What is summed: eight bytes at an address that is a multiple of eight.
+type Word = [u8; 8];
 
 const MIB: u64 = 1 << 20;
 
@@ -40,6 +46,8 @@ pub(crate) fn measure(
         Ok(parts) => parts,
         Err(reason) => return (Fact::unknown(reason), Fact::unknown(reason)),
     };
+    let parts: Vec<&[Word]> =
+        parts.iter().map(|(part, filled)| part[..*filled].as_chunks().0).collect();
     let buffer_bytes: u64 = parts.iter().map(|part| bytes_of(part)).sum();
     if buffer_bytes < last_level_cache_bytes.unwrap_or(0).max(32 * MIB) {
         let reason = format!(
@@ -74,24 +82,34 @@ pub(crate) fn measure(
     (all, fact(time_one(&parts), 1))
 }
 
-fn bytes_of(part: &[u64]) -> u64 {
+fn bytes_of(part: &[Word]) -> u64 {
     size_of_val(part) as u64
 }
 
-/// One part per thread, touched by that thread, so that it lies in that thread's memory node.
-fn fill(threads: u64, total_bytes: u64) -> Result<Vec<Vec<u64>>, &'static str> {
+/// One part per thread and how much of it is filled, touched by that thread, so that it lies in that thread's
+/// memory node.
+fn fill(threads: u64, total_bytes: u64) -> Result<Vec<(MmapMut, usize)>, &'static str> {
     let part_bytes = total_bytes / threads;
     let deadline = Instant::now() + FILL_TIME;
-    let fill_part = move || -> Option<Vec<u64>> {
-        let words = usize::try_from(part_bytes / 8).ok()?;
-        let step = usize::try_from(FILL_STEP_BYTES / 8).ok()?;
-        let mut part = Vec::new();
-        part.try_reserve_exact(words).ok()?;
-        while part.len() < words && Instant::now() < deadline {
-            // Not zero: pages of zeros could all be one page.
-            part.resize(words.min(part.len() + step), 0x0101_0101_0101_0101);
+    let fill_part = move || -> Option<(MmapMut, usize)> {
+        let bytes = usize::try_from(part_bytes / 8 * 8).ok().filter(|bytes| *bytes > 0)?;
+        let step = usize::try_from(FILL_STEP_BYTES).ok()?;
+        let mut part = MmapMut::map_anon(bytes).ok()?;
+        #[cfg(target_os = "linux")]
+        {
+            // Where there are none, small pages are what the engine has, too.
+            let _ = part.advise(memmap2::Advice::HugePage);
         }
-        Some(part)
+        let mut filled = 0;
+        for step in part.chunks_mut(step) {
+            if Instant::now() >= deadline {
+                break;
+            }
+            // Not zero: pages of zeros could all be one page.
+            step.fill(1);
+            filled += step.len();
+        }
+        Some((part, filled))
     };
     std::thread::scope(|scope| {
         let mut handles = Vec::new();
@@ -109,19 +127,20 @@ fn fill(threads: u64, total_bytes: u64) -> Result<Vec<Vec<u64>>, &'static str> {
 }
 
 /// The sum of a slice. Eight sums side by side, so that memory and not the adder is the limit.
-fn sum(words: &[u64]) -> u64 {
+fn sum(words: &[Word]) -> u64 {
     let mut sums = [0_u64; 8];
     let (blocks, rest) = words.as_chunks::<8>();
     for block in blocks {
         for (sum, word) in sums.iter_mut().zip(block) {
-            *sum = sum.wrapping_add(*word);
+            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
         }
     }
-    sums.iter().chain(rest).fold(0, |total, &word| total.wrapping_add(word))
+    let rest = rest.iter().map(|word| u64::from_ne_bytes(*word));
+    sums.into_iter().chain(rest).fold(0, u64::wrapping_add)
 }
 
 /// Speeds of passes in which every thread reads its part once.
-fn time_all(parts: &[Vec<u64>]) -> Result<Vec<f64>, &'static str> {
+fn time_all(parts: &[&[Word]]) -> Result<Vec<f64>, &'static str> {
     let total_bytes: u64 = parts.iter().map(|part| bytes_of(part)).sum();
     let (own, others) = parts.split_first().ok_or("no buffer to measure with")?;
     let (done, all_done) = mpsc::channel();
@@ -162,7 +181,7 @@ fn time_all(parts: &[Vec<u64>]) -> Result<Vec<f64>, &'static str> {
 }
 
 /// Speeds of one thread over consecutive pieces of all parts.
-fn time_one(parts: &[Vec<u64>]) -> Vec<f64> {
+fn time_one(parts: &[&[Word]]) -> Vec<f64> {
     let piece_words = usize::try_from(PIECE_BYTES / 8).unwrap_or(usize::MAX);
     let deadline = Instant::now() + ONE_THREAD_TIME;
     let mut speeds = Vec::new();
@@ -200,8 +219,8 @@ mod tests {
     #[test]
     fn sums_agree_with_the_plain_sum() {
         for count in [0_u64, 1, 7, 8, 9, 1000] {
-            let words: Vec<u64> = (0..count).collect();
-            assert_eq!(sum(&words), words.iter().sum::<u64>(), "{count}");
+            let words: Vec<Word> = (0..count).map(u64::to_ne_bytes).collect();
+            assert_eq!(sum(&words), (0..count).sum::<u64>(), "{count}");
         }
     }
 
