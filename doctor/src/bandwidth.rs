@@ -1,6 +1,6 @@
 //! How fast memory can be read.
 //!
-//! Owns the timing of sequential sums over buffers well past the last-level cache, in large pages where the
+//! Owns the timing of sequential reads over buffers well past the last-level cache, in large pages where the
 //! system gives them, as the engine holds weights in. Refuses to take
 //! more than an eighth of the usable memory or two seconds (half a one on an idle machine), and to report a speed
 //! that the caches may have made.
@@ -13,8 +13,11 @@ use memmap2::MmapMut;
 
 use crate::fact::Fact;
 
-/// What is summed: eight bytes at an address that is a multiple of eight.
-type Word = [u8; 8];
+/// A line of the caches, which memory gives whole.
+type Line = [u8; 64];
+
+/// Places that a thread reads from in turn: more lines are on their way at once than from one.
+const STREAMS: usize = 4;
 
 const MIB: u64 = 1 << 20;
 
@@ -46,7 +49,7 @@ pub(crate) fn measure(
         Ok(parts) => parts,
         Err(reason) => return (Fact::unknown(reason), Fact::unknown(reason)),
     };
-    let parts: Vec<&[Word]> =
+    let parts: Vec<&[Line]> =
         parts.iter().map(|(part, filled)| part[..*filled].as_chunks().0).collect();
     let buffer_bytes: u64 = parts.iter().map(|part| bytes_of(part)).sum();
     if buffer_bytes < last_level_cache_bytes.unwrap_or(0).max(32 * MIB) {
@@ -82,7 +85,7 @@ pub(crate) fn measure(
     (all, fact(time_one(&parts), 1))
 }
 
-fn bytes_of(part: &[Word]) -> u64 {
+fn bytes_of(part: &[Line]) -> u64 {
     size_of_val(part) as u64
 }
 
@@ -92,7 +95,7 @@ fn fill(threads: u64, total_bytes: u64) -> Result<Vec<(MmapMut, usize)>, &'stati
     let part_bytes = total_bytes / threads;
     let deadline = Instant::now() + FILL_TIME;
     let fill_part = move || -> Option<(MmapMut, usize)> {
-        let bytes = usize::try_from(part_bytes / 8 * 8).ok().filter(|bytes| *bytes > 0)?;
+        let bytes = usize::try_from(part_bytes / 64 * 64).ok().filter(|bytes| *bytes > 0)?;
         let step = usize::try_from(FILL_STEP_BYTES).ok()?;
         let mut part = MmapMut::map_anon(bytes).ok()?;
         #[cfg(target_os = "linux")]
@@ -126,21 +129,28 @@ fn fill(threads: u64, total_bytes: u64) -> Result<Vec<(MmapMut, usize)>, &'stati
     })
 }
 
-/// The sum of a slice. Eight sums side by side, so that memory and not the adder is the limit.
-fn sum(words: &[Word]) -> u64 {
-    let mut sums = [0_u64; 8];
-    let (blocks, rest) = words.as_chunks::<8>();
-    for block in blocks {
-        for (sum, word) in sums.iter_mut().zip(block) {
-            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+/// The sum of the first word of each line. One addition for a line, so that memory and not the adder is the
+/// limit: a build for every processor adds 16 bytes at once, which is slower than memory.
+fn sum(lines: &[Line]) -> u64 {
+    let stream = lines.len() / STREAMS;
+    let (streams, rest) = lines.split_at(stream * STREAMS);
+    let streams: [&[Line]; STREAMS] =
+        std::array::from_fn(|index| &streams[index * stream..(index + 1) * stream]);
+    let word = |line: &Line| {
+        let [word, ..] = line.as_chunks().0 else { return 0 };
+        u64::from_ne_bytes(*word)
+    };
+    let mut sums = [0_u64; STREAMS];
+    for at in 0..stream {
+        for (sum, lines) in sums.iter_mut().zip(streams) {
+            *sum = sum.wrapping_add(word(&lines[at]));
         }
     }
-    let rest = rest.iter().map(|word| u64::from_ne_bytes(*word));
-    sums.into_iter().chain(rest).fold(0, u64::wrapping_add)
+    sums.into_iter().chain(rest.iter().map(word)).fold(0, u64::wrapping_add)
 }
 
 /// Speeds of passes in which every thread reads its part once.
-fn time_all(parts: &[&[Word]]) -> Result<Vec<f64>, &'static str> {
+fn time_all(parts: &[&[Line]]) -> Result<Vec<f64>, &'static str> {
     let total_bytes: u64 = parts.iter().map(|part| bytes_of(part)).sum();
     let (own, others) = parts.split_first().ok_or("no buffer to measure with")?;
     let (done, all_done) = mpsc::channel();
@@ -181,13 +191,13 @@ fn time_all(parts: &[&[Word]]) -> Result<Vec<f64>, &'static str> {
 }
 
 /// Speeds of one thread over consecutive pieces of all parts.
-fn time_one(parts: &[&[Word]]) -> Vec<f64> {
-    let piece_words = usize::try_from(PIECE_BYTES / 8).unwrap_or(usize::MAX);
+fn time_one(parts: &[&[Line]]) -> Vec<f64> {
+    let piece_lines = usize::try_from(PIECE_BYTES / 64).unwrap_or(usize::MAX);
     let deadline = Instant::now() + ONE_THREAD_TIME;
     let mut speeds = Vec::new();
     let (mut piece_bytes, mut piece_time) = (0, Duration::ZERO);
     for part in parts.iter().cycle() {
-        for piece in part.chunks(piece_words) {
+        for piece in part.chunks(piece_lines) {
             let start = Instant::now();
             black_box(sum(black_box(piece)));
             piece_time += start.elapsed();
@@ -219,8 +229,13 @@ mod tests {
     #[test]
     fn sums_agree_with_the_plain_sum() {
         for count in [0_u64, 1, 7, 8, 9, 1000] {
-            let words: Vec<Word> = (0..count).map(u64::to_ne_bytes).collect();
-            assert_eq!(sum(&words), (0..count).sum::<u64>(), "{count}");
+            let line = |word: u64| {
+                let mut line = [7; 64];
+                line[..8].copy_from_slice(&word.to_ne_bytes());
+                line
+            };
+            let lines: Vec<Line> = (0..count).map(line).collect();
+            assert_eq!(sum(&lines), (0..count).sum::<u64>(), "{count}");
         }
     }
 
