@@ -6,6 +6,7 @@
 
 mod bytes;
 mod card;
+mod classes;
 mod dense;
 mod io;
 mod numerics;
@@ -19,6 +20,7 @@ pub use self::bytes::{LayerBytes, ModelBytes, PartBytes};
 pub use self::card::{
     CardLedger, CardLedgerLine, CardLine, CardPlacement, ExpertList, ExpertListError, LayerExperts,
 };
+pub use self::classes::{ByClass, KernelClass, Touched};
 pub use self::dense::{
     DenseResidency, MAP_PAGE_BYTES, Streamed, mapped_ranges, resident_tensors,
     streamed_bytes_per_token,

@@ -20,9 +20,9 @@ use tierkeep_plans::budget::{
     CardLine, CardPlacement, ExpertList, Holding, LayerExperts, Line, ModelBytes, Slots, Streamed,
 };
 use tierkeep_plans::catalogue::Catalogue;
-use tierkeep_plans::estimate::{self, ExpectedHits, Rates, View};
+use tierkeep_plans::estimate::{self, Compute, ExpectedHits, Rates, View};
 use tierkeep_plans::place::DenseRule;
-use tierkeep_plans::plan::{Abilities, ExpertTier, IoMode, Need, Plan, Range};
+use tierkeep_plans::plan::{Abilities, EngineSettings, ExpertTier, IoMode, Need, Plan, Range};
 use tierkeep_plans::planner::{self, Change, Options, PlanRefusal};
 use tierkeep_plans::units::{Bytes, SizeRequest};
 
@@ -164,8 +164,9 @@ fn reports_speed(machine: &Facts, plan: &Plan) -> f64 {
     };
     let workload = plan.workload();
     let view = View { sums: &sums, workload: &workload, holding, hits };
-    let rates =
-        Rates::of(machine, (&plan.engine.isa, plan.engine.threads), (EXPERT, plan.reads()), EXPERT);
+    let EngineSettings { isa, threads, numerics, .. } = &plan.engine;
+    let compute = Compute { isa, threads: *threads, numerics: *numerics };
+    let rates = Rates::of(machine, compute, (EXPERT, plan.reads()), EXPERT);
     estimate::tokens_per_s(&view, &rates, 1.0)
 }
 

@@ -1,9 +1,13 @@
 //! What the parts of a model weigh, added up once: planning asks for the same sums again and again,
 //! and a model has tens of thousands of experts.
 
+use super::classes::{ByClass, Touched};
 use super::io::bytes_in_slot;
 use super::{EmbeddingResidency, IoMode};
-use crate::catalogue::{Catalogue, LayerTensor, Role, Tensor};
+use crate::catalogue::{
+    Catalogue, ExpertForm, ExpertLayout, LayerTensor, PlacedMatrix, Role, Tensor,
+};
+use crate::spec::ArchSpec;
 
 /// Weights that are held or streamed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,15 +16,22 @@ pub struct PartBytes {
     pub resident: u64,
     /// Bytes as stored: what a token touches, and what a read brings.
     pub stored: u64,
-    /// Elements.
-    pub weights: u64,
+    /// The same apart by how they are stored, with their elements.
+    pub by_class: ByClass<Touched>,
 }
 
 impl PartBytes {
     fn add(&mut self, tensor: &Tensor) {
         self.resident = self.resident.saturating_add(tensor.resident_bytes().0);
         self.stored = self.stored.saturating_add(tensor.bytes().0);
-        self.weights = self.weights.saturating_add(tensor.rows.saturating_mul(tensor.cols));
+        let weights = tensor.rows.saturating_mul(tensor.cols);
+        self.by_class.add(tensor.stored, tensor.bytes().0, weights);
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn weights(&self) -> u64 {
+        self.by_class.weights()
     }
 
     /// Both parts.
@@ -29,7 +40,7 @@ impl PartBytes {
         Self {
             resident: self.resident.saturating_add(other.resident),
             stored: self.stored.saturating_add(other.stored),
-            weights: self.weights.saturating_add(other.weights),
+            by_class: self.by_class.and(other.by_class),
         }
     }
 }
@@ -51,6 +62,8 @@ pub struct LayerBytes {
     pub n_experts: u32,
     /// Bytes of one of its routed experts on the mean, as read from disk.
     pub expert_read: u64,
+    /// What the products of one of them touch, on the mean, apart by how it is stored.
+    pub expert: ByClass<Touched>,
 }
 
 impl LayerBytes {
@@ -115,6 +128,20 @@ fn is_shared(role: Role) -> bool {
     }
 }
 
+/// Adds the matrices of a routed expert, each of `hidden_size x expert_ff_size`, or twice that where two are
+/// one. Its biases take no time to speak of.
+fn add_expert(sum: &mut ByClass<Touched>, expert: &ExpertLayout, spec: &ArchSpec) {
+    let weights = (spec.hidden_size as u64).saturating_mul(spec.expert_ff_size as u64);
+    let mut add = |matrix: &PlacedMatrix, n| {
+        sum.add(matrix.stored, matrix.bytes, weights.saturating_mul(n));
+    };
+    match expert.form {
+        ExpertForm::Separate => [&expert.gate, &expert.up].into_iter().for_each(|one| add(one, 1)),
+        ExpertForm::Interleaved | ExpertForm::InterleavedTransposed => add(&expert.gate, 2),
+    }
+    add(&expert.down, 1);
+}
+
 impl<'a> ModelBytes<'a> {
     /// Adds up a model.
     #[must_use]
@@ -132,10 +159,12 @@ impl<'a> ModelBytes<'a> {
                 bytes.slot = bytes.slot.max(bytes_in_slot(expert, io));
                 read = read.saturating_add(expert.read_bytes());
                 n_reads += expert.extents().len();
+                add_expert(&mut bytes.expert, expert, spec);
             }
             n_experts += experts.len();
             bytes.n_experts = experts.len() as u32;
             bytes.expert_read = read / experts.len().max(1) as u64;
+            bytes.expert = bytes.expert.of_each(experts.len() as u64);
         }
         let largest_slot = layers.iter().map(|l| l.slot).max().unwrap_or(0);
         let mut sums = Self {
@@ -224,7 +253,12 @@ impl<'a> ModelBytes<'a> {
     /// The same in one layer.
     #[must_use]
     pub fn routed_per_layer(&self, layer: &LayerBytes) -> f64 {
-        let active = self.model.spec.router.expected_active();
-        layer.expert_read as f64 * active.min(f64::from(layer.n_experts))
+        layer.expert_read as f64 * self.active_per_layer(layer)
+    }
+
+    /// Routed experts with weights that one token is expected to use in a layer.
+    #[must_use]
+    pub fn active_per_layer(&self, layer: &LayerBytes) -> f64 {
+        self.model.spec.router.expected_active().min(f64::from(layer.n_experts))
     }
 }

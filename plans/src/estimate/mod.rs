@@ -1,9 +1,11 @@
 //! The estimate: seconds per token from bytes, rates and expected hits. Pure; every rate that is not
 //! a fact is named as assumed in the prediction's evidence.
 
+mod moved;
 mod rates;
 
-pub use self::rates::{CardRates, Rate, Rates, cards};
+use self::moved::Moved;
+pub use self::rates::{CardRates, Compute, KernelRates, Rate, Rates, cards};
 use crate::budget::{self, Holding, ModelBytes, Workload};
 use crate::plan::{Prediction, Range, TermSeconds};
 use crate::units::Bytes;
@@ -76,58 +78,12 @@ pub(crate) mod term {
     pub(super) const OVERHEAD: &str = "per-layer overhead";
 }
 
-/// Bytes that a token moves, by where they are; routed experts not counted.
-#[derive(Clone, Debug)]
-struct Moved {
-    host_bytes: f64,
-    host_weights: f64,
-    /// Bytes by card, in the order of the holding.
-    card_bytes: Vec<f64>,
-    streamed_bytes: u64,
-    /// Times that a state goes one way between main memory and a card, or from card to card.
-    crossings: f64,
-    /// Bytes of routed experts that a token is sent to.
-    routed_bytes: f64,
-    routed_weights: f64,
-    /// Layers whose reads run under what else they compute.
-    windows: Vec<Window>,
-}
-
-/// What a layer touches while its experts are read.
-#[derive(Clone, Copy, Debug)]
-struct Window {
-    /// On which card; `None` in main memory.
-    card: Option<usize>,
-    bytes: f64,
-    weights: f64,
-    /// Bytes of routed experts that a token is sent to in this layer, and their weights.
-    routed_bytes: f64,
-    routed_weights: f64,
-}
-
-impl Window {
-    /// How long it takes to compute, with the share of the routed experts that are in memory.
-    fn seconds(&self, view: &View<'_>, rates: &Rates, resident: f64) -> f64 {
-        let host = || {
-            let bytes = self.bytes + self.routed_bytes * resident;
-            let weights = self.weights + self.routed_weights * resident;
-            (bytes / rates.memory.per_s).max(weights / rates.kernels.per_s)
-        };
-        let card = self.card.and_then(|card| view.holding.cards.get(card));
-        match card {
-            None => host(),
-            Some(card) => {
-                rates.cards.get(card.card as usize).map_or(0.0, |c| self.bytes / c.memory.per_s)
-            }
-        }
-    }
-}
-
 /// Seconds of a token by term at a hit rate.
 ///
-/// In main memory the larger of touched bytes over bandwidth and touched weights over the kernel rate;
-/// touched are the dense weights that are there (streamed ones pass through it), the caches at half the
-/// context, and the routed experts that are on no card. To it are added missed and streamed bytes over
+/// In main memory, for each way of storing weights, the larger of touched bytes over bandwidth and touched
+/// weights over the kernels' rate for it, and the caches at half the context over bandwidth. The first are
+/// the term of memory and the second that of the kernels; their sum is the time there. Touched are the dense
+/// weights that are there (streamed ones pass through it) and the routed experts that are on no card. To it are added missed and streamed bytes over
 /// the disk's rate at reads of their size, bytes on cards over their bandwidth, states that cross, and
 /// a fixed time for each layer. Experts in main memory are computed on by the processor, never sent.
 /// Where a layer's reads run under what it computes, the shorter of the two is not added: it is
@@ -164,15 +120,13 @@ fn seconds(
     hit_rate: f64,
 ) -> (Vec<(&'static str, f64)>, f64) {
     let vram = view.hits.vram.clamp(0.0, 1.0);
-    let in_memory = moved.routed_bytes * (1.0 - vram);
-    let memory = (moved.host_bytes + in_memory) / rates.memory.per_s;
-    let kernels = (moved.host_weights + moved.routed_weights * (1.0 - vram)) / rates.kernels.per_s;
+    let time = moved.host.and(&moved.routed, 1.0 - vram).time(rates);
     let from_page_cache = view.hits.page_cache.clamp(0.0, 1.0);
     let missed_share = missed_share(view, hit_rate);
     let missed = moved.routed_bytes * missed_share;
     let resident = (hit_rate - vram).clamp(0.0, 1.0);
     let hidden = moved.windows.iter().fold(0.0, |sum, window| {
-        let read = window.routed_bytes * missed_share / rates.experts.per_s;
+        let read = window.read_bytes * missed_share / rates.experts.per_s;
         sum + read.min(window.seconds(view, rates, resident))
     });
     // A copy reads and writes.
@@ -188,7 +142,8 @@ fn seconds(
         link = link.min(card_rates.link.per_s);
     }
     let all = [
-        if memory >= kernels { (term::MEMORY, memory) } else { (term::KERNELS, kernels) },
+        (term::MEMORY, time.memory),
+        (term::KERNELS, time.kernels),
         (term::MISSES, (missed / rates.experts.per_s - hidden).max(0.0)),
         (term::STREAMED, moved.streamed_bytes as f64 / rates.layers.per_s),
         (term::PAGE_CACHE, copies),
@@ -197,81 +152,6 @@ fn seconds(
         (term::OVERHEAD, LAYER_OVERHEAD_S * view.sums.layers.len() as f64),
     ];
     (all.into_iter().filter(|(name, s)| *s > 0.0 || *name == term::MISSES).collect(), hidden)
-}
-
-impl Moved {
-    fn of(view: &View<'_>) -> Self {
-        let View { sums, workload, holding, .. } = view;
-        let spec = &sums.model.spec;
-        let half = workload.context / 2;
-        let on_cards = holding.on_cards(sums.layers.len());
-        let mut moved = Self {
-            host_bytes: 0.0,
-            host_weights: 0.0,
-            card_bytes: vec![0.0; holding.cards.len()],
-            streamed_bytes: budget::streamed_bytes_per_token(sums, holding.streamed),
-            crossings: 0.0,
-            routed_bytes: sums.routed_per_token() as f64,
-            routed_weights: 0.0,
-            windows: Vec::new(),
-        };
-        let expert_weights =
-            3 * spec.hidden_size * spec.expert_ff_size * spec.router.n_experts_active;
-        let mut before = None;
-        for (layer, bytes) in sums.layers.iter().enumerate() {
-            let caches = budget::layer_kv_bytes(spec, layer, half, workload.kv)
-                .saturating_add(budget::layer_indexer_bytes(spec, layer, half, workload.kv));
-            let touched = bytes.dense.stored.saturating_add(caches) as f64;
-            let place = holding.cards.iter().position(|c| c.layers().contains(&layer));
-            match place {
-                Some(card) => moved.card_bytes[card] += touched,
-                None => {
-                    moved.host_bytes += touched;
-                    moved.host_weights += bytes.dense.weights as f64;
-                }
-            }
-            if workload.reads.depth > 0 && bytes.n_experts > 0 {
-                let mut window = Window {
-                    card: place,
-                    bytes: bytes.shared.stored as f64,
-                    weights: bytes.shared.weights as f64,
-                    routed_bytes: sums.routed_per_layer(bytes),
-                    routed_weights: expert_weights as f64,
-                };
-                if workload.reads.begins_early && bytes.window.stored > 0 {
-                    let n_blocks = spec.layers[layer].feed_forward.n_sub_blocks().max(1);
-                    window.bytes += bytes.window.stored as f64 + caches as f64 / n_blocks as f64;
-                    window.weights += bytes.window.weights as f64;
-                }
-                moved.windows.push(window);
-            }
-            moved.crossings += f64::from(u8::from(place != before));
-            before = place;
-            if bytes.n_experts > 0 {
-                moved.routed_weights += expert_weights as f64;
-                // A layer on a card whose experts are not all there asks main memory, and waits; one in
-                // main memory asks the cards for theirs.
-                let apart = match place {
-                    Some(_) => on_cards[layer] < bytes.n_experts,
-                    None => on_cards[layer] > 0,
-                };
-                moved.crossings += if apart { 2.0 } else { 0.0 };
-            }
-        }
-        let head = sums.head().and(sums.final_norm);
-        let place = holding.cards.iter().position(|c| c.head);
-        match place {
-            Some(card) => moved.card_bytes[card] += head.stored as f64,
-            None => {
-                moved.host_bytes += head.stored as f64;
-                moved.host_weights += head.weights as f64;
-            }
-        }
-        // Logits are wanted in main memory.
-        moved.crossings +=
-            f64::from(u8::from(place != before)) + f64::from(u8::from(place.is_some()));
-        moved
-    }
 }
 
 /// Predicts a run.
@@ -302,7 +182,7 @@ pub fn estimate(
             p90: speed(hit_rate.p90) * calibration * high,
         },
         hit_rate,
-        touched_bytes_per_token: Bytes((moved.host_bytes + on_cards + moved.routed_bytes) as u64),
+        touched_bytes_per_token: Bytes((moved.host.bytes() + on_cards + moved.routed_bytes) as u64),
         read_bytes_per_token: Bytes(missed as u64),
         streamed_bytes_per_token: Bytes(moved.streamed_bytes),
         hidden_read_seconds: hidden,
@@ -330,7 +210,9 @@ fn evidence(
     if moved.streamed_bytes > 0 && rates.layers != rates.experts {
         evidence.push(format!("for streamed dense weights {}", rates.layers.evidence));
     }
-    evidence.push(rates.kernels.evidence.clone());
+    let on_host = 1.0 - view.hits.vram.clamp(0.0, 1.0);
+    let multiplied = moved.host.and(&moved.routed, on_host);
+    evidence.push(rates.kernels.evidence(multiplied.classes()));
     let mut named = Vec::new();
     for card in view.holding.cards {
         let Some(card) = rates.cards.get(card.card as usize) else { continue };

@@ -2,7 +2,7 @@
 
 use tierkeep_doctor::{DiskReadSpeed, Fact, Facts, GpuFact};
 
-use crate::budget::Reads;
+use crate::budget::{ByClass, KernelClass, Numerics, Reads};
 
 /// Memory bandwidth assumed where none was measured, bytes/s: two channels of DDR4.
 const ASSUMED_MEMORY_BYTES_PER_S: f64 = 20e9;
@@ -16,7 +16,7 @@ const ASSUMED_LINK_BYTES_PER_S: f64 = 12e9;
 /// How much in a second, and where that comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rate {
-    /// Bytes, or weights.
+    /// Bytes.
     pub per_s: f64,
     /// In words, for a plan.
     pub evidence: String,
@@ -40,20 +40,93 @@ pub struct Rates {
     pub experts: Rate,
     /// Reads that bring dense weights layer by layer, bytes/s.
     pub layers: Rate,
-    /// Weights that all threads multiply in a second.
-    pub kernels: Rate,
+    /// Products.
+    pub kernels: KernelRates,
     /// By card number.
     pub cards: Vec<CardRates>,
 }
 
-/// Weights that one thread multiplies in a second under exact numerics, by instruction set.
+/// What multiplies.
+#[derive(Clone, Copy, Debug)]
+pub struct Compute<'a> {
+    /// The instruction set of the kernels, by its name in plans.
+    pub isa: &'a str,
+    /// Threads.
+    pub threads: u64,
+    /// What the kernels make of activations.
+    pub numerics: Numerics,
+}
+
+/// Weights that all threads multiply in a second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelRates {
+    /// By how weights are stored.
+    pub per_s: ByClass<f64>,
+    /// On what machine, and how they are known, in words.
+    basis: String,
+}
+
+impl KernelRates {
+    fn of(compute: Compute<'_>, machine: &Facts) -> Self {
+        let Compute { isa, threads, numerics } = compute;
+        // Threads beyond those of the hardware take turns: they multiply nothing more.
+        let usable = machine.cpu.usable_threads.value().copied().filter(|n| *n < threads);
+        let n = usable.unwrap_or(threads) as f64;
+        let on = usable.map_or_else(String::new, |n| format!(" on {n} hardware threads"));
+        let from = match isa {
+            "avx512" | "avx2" => " (what one Xeon at 2.3 GHz was measured at)",
+            _ => "",
+        };
+        Self {
+            per_s: ByClass::from_fn(|class| weights_per_s(isa, numerics, class) * n),
+            basis: format!(
+                "assumed for {isa}, {threads} threads{on}, {} numerics{from}",
+                numerics.name()
+            ),
+        }
+    }
+
+    /// The rates of these classes, in words.
+    pub(super) fn evidence(&self, classes: impl Iterator<Item = KernelClass>) -> String {
+        let each: Vec<String> = classes
+            .map(|class| format!("{:.1} over {}", self.per_s.get(class) / 1e9, class.name()))
+            .collect();
+        format!("kernel rate in G weights/s {}: {}", each.join(", "), self.basis)
+    }
+}
+
+/// Weights that one thread multiplies in a second, one vector at a time.
 ///
-/// Measured on one Xeon of 2023 at 2.3 GHz over packed weights in memory; assumed elsewhere
-/// until a run calibrates the estimate.
-fn weights_per_s(isa: &str) -> f64 {
+/// Measured on one Xeon of 2023 at 2.3 GHz over weights in main memory, so that where products are fast
+/// enough they say what one thread draws from there; f16 in AVX2 is taken to be bf16's. Plain code was not
+/// measured. Assumed elsewhere until a run calibrates the estimate.
+fn weights_per_s(isa: &str, numerics: Numerics, class: KernelClass) -> f64 {
+    use KernelClass::{Bf16, F16, F32, Fp8, Int2, Int4, Int8, MxFp4};
+    let avx512 = match (numerics, class) {
+        (_, F32) => 3.5e9,
+        (_, F16 | Bf16) => 5.2e9,
+        (_, Fp8) => 7.8e9,
+        (_, MxFp4) => 9.6e9,
+        (Numerics::Exact, Int8) => 11.8e9,
+        (Numerics::Exact, Int4) => 8.7e9,
+        (Numerics::Exact, Int2) => 8e9,
+        (Numerics::Fast, Int8 | Int2) => 17e9,
+        (Numerics::Fast, Int4) => 20e9,
+    };
+    let avx2 = match (numerics, class) {
+        (_, F32) => 3.5e9,
+        (_, F16 | Bf16) => 5.4e9,
+        (_, Fp8) => 5.6e9,
+        (_, MxFp4) => 6.8e9,
+        (Numerics::Exact, Int8) => 11e9,
+        (Numerics::Exact, Int4) => 3.9e9,
+        (Numerics::Exact, Int2) => 4e9,
+        (Numerics::Fast, Int8 | Int2) => 14e9,
+        (Numerics::Fast, Int4) => 17e9,
+    };
     match isa {
-        "avx512" => 14e9,
-        "avx2" => 10e9,
+        "avx512" => avx512,
+        "avx2" => avx2,
         _ => 4e9,
     }
 }
@@ -64,18 +137,10 @@ impl Rates {
     #[must_use]
     pub fn of(
         machine: &Facts,
-        (isa, threads): (&str, u64),
+        compute: Compute<'_>,
         (expert_bytes, reads): (u64, Reads),
         layer_bytes: u64,
     ) -> Self {
-        // Threads beyond those of the hardware take turns: they multiply nothing more.
-        let usable = machine.cpu.usable_threads.value().copied().filter(|n| *n < threads);
-        let kernels = weights_per_s(isa) * usable.unwrap_or(threads) as f64;
-        let on = usable.map_or_else(String::new, |n| format!(" on {n} hardware threads"));
-        let evidence = format!(
-            "kernel rate {:.1} G weights/s: assumed for {isa}, {threads} threads{on}, exact numerics",
-            kernels / 1e9
-        );
         Self {
             memory: rate(
                 &machine.memory.read_bandwidth_bytes_per_s,
@@ -84,7 +149,7 @@ impl Rates {
             ),
             experts: disk(machine, expert_bytes, reads, reads.depth),
             layers: disk(machine, layer_bytes, reads, reads.depth),
-            kernels: Rate { per_s: kernels, evidence },
+            kernels: KernelRates::of(compute, machine),
             cards: cards(machine).map(card_rates).collect(),
         }
     }

@@ -12,8 +12,8 @@ use crate::budget::{CardPlacement, DenseResidency, EmbeddingResidency, ModelByte
 use crate::catalogue::{
     Catalogue, ExpertForm, Extent, FusedTensor, Projection, Role, Span, Tensor,
 };
-use crate::estimate::Rates;
-use crate::plan::{Plan, Policy};
+use crate::estimate::{Compute, Rates};
+use crate::plan::{EngineSettings, Plan, Policy};
 use crate::units::{Bytes, ExpertKey, LayerId};
 use crate::usage::History;
 
@@ -387,7 +387,9 @@ impl View<'_> {
         let engine = &self.plan.engine;
         let layer = self.sums.layers.iter().map(|l| l.dense.stored).max().unwrap_or(0);
         let reads = self.plan.reads();
-        Rates::of(&self.plan.machine, (&engine.isa, engine.threads), (read_bytes, reads), layer)
+        let EngineSettings { isa, threads, numerics, .. } = engine;
+        let compute = Compute { isa, threads: *threads, numerics: *numerics };
+        Rates::of(&self.plan.machine, compute, (read_bytes, reads), layer)
     }
 }
 

@@ -20,7 +20,7 @@ pub use self::machine::{best_isa, default_budget, has_isa};
 pub use self::pair::{PairRefusal, budget, plan_pair};
 use crate::budget::{DenseResidency, Holding, KvElement, ModelBytes, Workload};
 use crate::catalogue::Catalogue;
-use crate::estimate::{self, ExpectedHits, PastRun, Rates, View};
+use crate::estimate::{self, Compute, ExpectedHits, PastRun, Rates, View};
 use crate::place::{self, CacheRule, DenseRule, DoesNotFit, Placed, Request};
 use crate::plan::{
     Abilities, EngineSettings, ExpertTier, IoMode, ModelRef, Numerics, PLAN_VERSION, Placement,
@@ -252,8 +252,9 @@ impl Solved {
         let (hits, evidence) = expected_hits(sums, &placed.holding(), history);
         let read_size = sums.expert_read_size();
         let layer_size = sums.layers.iter().map(|l| l.dense.stored).max().unwrap_or(0);
-        let Workload { threads, reads, .. } = placed.workload;
-        let rates = Rates::of(machine, (&isa, threads), (read_size, reads), layer_size);
+        let Workload { threads, numerics, reads, .. } = placed.workload;
+        let compute = Compute { isa: &isa, threads, numerics };
+        let rates = Rates::of(machine, compute, (read_size, reads), layer_size);
         let view = View { sums, workload: &placed.workload, holding: placed.holding(), hits };
         let past = past_runs(history, &placed.workload, budget);
         let prediction = estimate::estimate(&view, &rates, &evidence, &past);
