@@ -129,6 +129,8 @@ impl Engine {
         disk: Arc<dyn Disk>,
         progress: &mut dyn FnMut(Loading, u64, u64),
     ) -> Result<Self, EngineError> {
+        // An engine that this thread ran may have held it, and threads that read are to be held nowhere.
+        tierkeep_kernels::release_current_thread();
         supports(model)?;
         plan.check(model)?;
         if let Some(&need) = plan.needs_beyond(&ABILITIES).first() {

@@ -1,9 +1,7 @@
 //! The threads that compute, and where they are held. Owns what happens where a system refuses: a plan may
 //! be from another machine, and where its threads run changes speed alone.
 
-use std::thread::{self, ThreadId};
-
-use tierkeep_kernels::{Pool, pin_current_thread};
+use tierkeep_kernels::{Held, Pool, hold_current_thread};
 
 use crate::error::EngineError;
 
@@ -13,8 +11,8 @@ pub(crate) struct Threads {
     pub(crate) pool: Pool,
     /// That of whoever calls [`crate::Engine::run`]; `None` where the system moves it.
     first: Option<usize>,
-    /// Who was held to it last.
-    held: Option<ThreadId>,
+    /// The thread that was held to it last, which is given back when this is dropped.
+    held: Option<Held>,
     /// Why threads are not where the plan wants them, in words.
     refused: Option<String>,
 }
@@ -39,20 +37,19 @@ impl Threads {
         }
     }
 
-    /// Holds the calling thread to the first processor, once. Threads that it starts from then on are held
-    /// there too, so that those which read are started before.
+    /// Holds the calling thread to the first processor. Threads that it starts from then on are held there
+    /// too, so that those which read are started before, and an engine that is opened releases it first.
     pub(crate) fn enter(&mut self) {
         let Some(cpu) = self.first else { return };
-        let own = thread::current().id();
-        if self.held == Some(own) {
-            return;
-        }
-        match pin_current_thread(cpu) {
-            Ok(()) => self.held = Some(own),
-            Err(error) => {
-                self.first = None;
-                self.refused = Some(format!("the thread cannot be held to {cpu}: {error}"));
-            }
+        let result = match &self.held {
+            Some(held) if held.is_current_thread() => held.renew(),
+            // Another thread that was held is given back.
+            Some(_) | None => hold_current_thread(cpu).map(|held| self.held = Some(held)),
+        };
+        if let Err(error) = result {
+            self.first = None;
+            self.held = None;
+            self.refused = Some(format!("the thread cannot be held to {cpu}: {error}"));
         }
     }
 

@@ -40,6 +40,7 @@
 //! the threads and the batch. A group that holds what is not finite makes NaN of every sum that it is in.
 //! All other types, and what [`Kernels`] computes without a pool, are as with [`Arithmetic::Exact`].
 
+mod affinity;
 mod arch;
 mod convert;
 mod element;
@@ -54,10 +55,11 @@ mod quantised;
 mod scale;
 pub mod trial;
 
+pub use affinity::{Held, hold_current_thread, release_current_thread};
 pub use element::{BlockScale, ElementType, Group, Packed, PackedBits, ScaleType};
 pub use kernels::{Arithmetic, Isa, IsaError, Kernels};
 pub use matrix::{Matrix, MatrixError};
-pub use pool::{Pool, pin_current_thread};
+pub use pool::Pool;
 pub use products::{MatmulJob, reserved_bytes};
 pub use quantised::quantised_bytes;
 pub use scale::ScaleSearch;

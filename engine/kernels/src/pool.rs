@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::products::Scratch;
+use crate::{affinity::pin_current_thread, products::Scratch};
 
 /// How long a thread spins before it sleeps: longer than the gaps between the products of a layer,
 /// shorter than a read from disk.
@@ -87,8 +87,6 @@ pub struct Pool {
     turn: Mutex<()>,
     /// Where products keep what they make of activations.
     pub(crate) scratch: Mutex<Scratch>,
-    /// The processor of the calling thread, if they were named.
-    first_cpu: Option<usize>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -102,7 +100,7 @@ impl Pool {
     ///
     /// `cpus` is empty, or names the processor that each worker is pinned to. The first is that
     /// of the calling thread, which is *not* pinned here, because threads that it starts later,
-    /// such as for I/O, would inherit this; see [`pin_current_thread`].
+    /// such as for I/O, would inherit this; see [`crate::hold_current_thread`].
     ///
     /// # Errors
     ///
@@ -130,7 +128,6 @@ impl Pool {
             workers: Vec::with_capacity(threads - 1),
             turn: Mutex::new(()),
             scratch: Mutex::default(),
-            first_cpu: cpus.first().copied(),
         };
         let (started, starts) = mpsc::channel();
         for worker in 1..threads {
@@ -153,16 +150,6 @@ impl Pool {
             starts.recv().map_err(io::Error::other)??;
         }
         Ok(pool)
-    }
-
-    /// Pins the calling thread to the processor that [`Pool::new`] was told for worker 0, where it was told
-    /// any: for the one thread that makes all calls, once threads that are not to inherit this have started.
-    ///
-    /// # Errors
-    ///
-    /// When the system refuses.
-    pub fn pin_caller(&self) -> io::Result<()> {
-        self.first_cpu.map_or(Ok(()), pin_current_thread)
     }
 
     /// Number of workers, the calling thread included.
@@ -385,31 +372,6 @@ impl<'a, T> Disjoint<'a, T> {
         assert!(index < self.len, "element of a slice");
         // SAFETY: within the slice that `new` borrowed, and the caller promises no overlap.
         unsafe { self.start.add(index).write(value) }
-    }
-}
-
-/// Pins the calling thread, and those that it starts afterwards, to one processor.
-///
-/// # Errors
-///
-/// When the system refuses, or where this is not supported (it is on Linux).
-pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
-    #[cfg(target_os = "linux")]
-    {
-        if cpu >= rustix::thread::CpuSet::MAX_CPU {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("processor {cpu}")));
-        }
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set)?;
-        Ok(())
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!("cannot pin to processor {cpu} on this system"),
-        ))
     }
 }
 
