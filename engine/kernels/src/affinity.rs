@@ -212,6 +212,7 @@ mod system {
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 mod tests {
     use std::{sync::mpsc, thread};
 
