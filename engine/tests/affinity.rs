@@ -31,11 +31,20 @@ fn own() -> String {
     of(Path::new("/proc/thread-self/status")).1
 }
 
-/// The same of all threads whose names begin so.
-fn of_threads(name: &str) -> Vec<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let each = tasks.map(|task| of(&task.unwrap().path().join("status")));
-    each.filter(|(found, _)| found.starts_with(name)).map(|(_, allowed)| allowed).collect()
+/// The same of the `n` threads whose names begin so: one that has just started may not have its name yet.
+fn of_threads(name: &str, n: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    for _ in 0..10_000 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let each = tasks.map(|task| of(&task.unwrap().path().join("status")));
+        let of_name = each.filter(|(found, _)| found.starts_with(name));
+        found = of_name.map(|(_, allowed)| allowed).collect();
+        if found.len() >= n {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    found
 }
 
 /// A plan whose only computing thread is held to `cpu`, and that reads by two threads.
@@ -72,7 +81,7 @@ fn a_thread_is_lent_to_an_engine_and_given_back() {
     assert_eq!(own(), cpu.to_string());
     // Threads that read are those of the first engine and of the second, which a held thread opens.
     let mut second = open();
-    let readers = of_threads("expert-reads");
+    let readers = of_threads("expert-reads", 4);
     assert_eq!(readers, vec![before.clone(); 4]);
     run(&mut second);
     run(&mut first);
