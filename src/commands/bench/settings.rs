@@ -286,6 +286,10 @@ fn plan(
     let mut plan = plan.clone();
     if let Some(threads) = varied.threads {
         plan.engine.threads = threads;
+        // As the planner has it: fewer threads than cores are held nowhere.
+        if plan.engine.cpus.len() as u64 != threads {
+            plan.engine.cpus.clear();
+        }
         plan.settle(&target.model);
         plan.check(&target.model)?;
     }
