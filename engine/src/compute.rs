@@ -98,9 +98,10 @@ impl Compute<'_> {
         x: &mut [f32],
         norm: &mut [f32],
     ) -> Result<(), EngineError> {
+        let kernels = self.kernels;
         if let Some(bias) = bias {
             let bias = self.weights.vector(self.kernels, bias, norm)?;
-            each_row(self.pool, x, bias.len(), |_, row| ops::add_scaled(row, 1.0, bias));
+            each_row(self.pool, x, bias.len(), |_, row| kernels.add_scaled(row, 1.0, bias));
         }
         Ok(())
     }
@@ -115,9 +116,9 @@ impl Compute<'_> {
         norm: &mut [f32],
     ) -> Result<(), EngineError> {
         let weight = self.weights.vector(self.kernels, weight, norm)?;
-        let width = weight.len();
+        let (kernels, width) = (self.kernels, weight.len());
         each_row(self.pool, out, width, |i, out| {
-            ops::rms_norm(&x[i * width..(i + 1) * width], weight, eps, out);
+            kernels.rms_norm(&x[i * width..(i + 1) * width], weight, eps, out);
         });
         Ok(())
     }
@@ -133,8 +134,9 @@ impl Compute<'_> {
         norm: &mut [f32],
     ) -> Result<(), EngineError> {
         let weight = self.weights.vector(self.kernels, weight, norm)?;
+        let kernels = self.kernels;
         each_row(self.pool, x, stride, |_, row| {
-            ops::rms_norm_in_place(&mut row[..weight.len()], weight, eps);
+            kernels.rms_norm_in_place(&mut row[..weight.len()], weight, eps);
         });
         Ok(())
     }

@@ -119,7 +119,7 @@ fn group(
     expert_products::inner(compute, experts.spec, leased, tokens, inner, norm)?;
     let output = &mut expert_output[..rows.len() * hidden];
     expert_products::outputs(compute, experts.spec, leased, (inner, tokens), output, norm)?;
-    let output = &*output;
+    let (output, kernels) = (&*output, compute.kernels);
     compute.pool.for_each_chunk(&mut block[..n * hidden], hidden, |token, block| {
         let choices = token * k..(token + 1) * k;
         for rank in ascending(&chosen[choices]) {
@@ -127,7 +127,7 @@ fn group(
             if rows.contains(&row) {
                 let start = (row - rows.start) * hidden;
                 let weight = chosen_weights[token * k + rank];
-                tierkeep_kernels::ops::add_scaled(block, weight, &output[start..start + hidden]);
+                kernels.add_scaled(block, weight, &output[start..start + hidden]);
             }
         }
     });

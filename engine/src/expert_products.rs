@@ -92,15 +92,18 @@ impl<'a> Tokens<'a> {
 const ACTIVATED: usize = 1024;
 
 /// What stands between gate and up; the result is left in `gate`.
-pub(crate) fn activate(pool: &Pool, activation: Activation, gate: &mut [f32], up: &[f32]) {
+pub(crate) fn activate(compute: Compute<'_>, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    let kernels = compute.kernels;
     let part = |gate: &mut [f32], up: &[f32]| match activation {
-        Activation::SwiGlu => ops::silu_multiply(gate, up),
-        Activation::ClampedSwiGlu { alpha, limit } => ops::clamped_swiglu(gate, up, alpha, limit),
+        Activation::SwiGlu => kernels.silu_multiply(gate, up),
+        Activation::ClampedSwiGlu { alpha, limit } => {
+            kernels.clamped_swiglu(gate, up, alpha, limit);
+        }
     };
     if gate.len() < 2 * ACTIVATED {
         part(gate, up);
     } else {
-        pool.for_each_chunk(gate, ACTIVATED, |i, gate| {
+        compute.pool.for_each_chunk(gate, ACTIVATED, |i, gate| {
             part(gate, &up[i * ACTIVATED..i * ACTIVATED + gate.len()]);
         });
     }
@@ -151,7 +154,7 @@ pub(crate) fn inner(
             }
             compute.pool.matmul_many(compute.kernels, &jobs[..2 * n], inner);
             let (gate, up) = inner.split_at_mut(inner.len() / 2);
-            activate(compute.pool, spec.activation, gate, up);
+            activate(compute, spec.activation, gate, up);
             return Ok(());
         }
         ExpertForm::Interleaved => {
@@ -244,5 +247,8 @@ fn add(compute: Compute<'_>, bias: &Matrix<'_>, x: &mut [f32], vector: &mut [f32
     let vector = &mut vector[..bias.cols()];
     compute.kernels.decode_row(bias, 0, vector);
     let vector = &*vector;
-    each_row(compute.pool, x, vector.len(), |_, row| ops::add_scaled(row, 1.0, vector));
+    let kernels = compute.kernels;
+    each_row(compute.pool, x, vector.len(), |_, row| {
+        kernels.add_scaled(row, 1.0, vector);
+    });
 }

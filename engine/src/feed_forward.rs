@@ -156,7 +156,7 @@ fn swiglu(
     let inner = &mut inner[..2 * n * ff_size];
     compute.products([weights.gate, weights.up], x, n, inner)?;
     let (gate, up) = inner.split_at_mut(n * ff_size);
-    activate(compute.pool, activation, gate, up);
+    activate(compute, activation, gate, up);
     compute.product(weights.down, gate, n, &mut out[..n * hidden])
 }
 
@@ -234,7 +234,7 @@ fn one_token(
         // Those without weights have no lease.
         let Some(at) = leases.iter().position(|lease| lease.is_of(chosen[rank])) else { continue };
         let output = &expert_output[at * hidden..(at + 1) * hidden];
-        ops::add_scaled(&mut block[..hidden], chosen_weights[rank], output);
+        compute.kernels.add_scaled(&mut block[..hidden], chosen_weights[rank], output);
     }
     for lease in leases.drain(..) {
         experts.store.release(lease);

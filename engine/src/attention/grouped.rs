@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use tierkeep_kernels::{Kernels, Matrix, Pool, ops};
+use tierkeep_kernels::{Kernels, Matrix, Pool};
 use tierkeep_plans::spec::{GroupedAttention, QkNorm};
 
 use super::{ROWS_AT_ONCE, Small, largest_divisor};
@@ -223,9 +223,9 @@ impl Task<'_> {
             match self.sinks {
                 Some(sinks) => {
                     let head = index * heads + column % heads;
-                    ops::softmax_with_sink_in_place(scores, sinks[head]);
+                    self.kernels.softmax_with_sink_in_place(scores, sinks[head]);
                 }
-                None => ops::softmax_in_place(scores),
+                None => self.kernels.softmax_in_place(scores),
             }
         }
         out.fill(0.0);

@@ -121,8 +121,10 @@ fn from_a_full_cache(spec: &ArchSpec, kv: KvElement, sinks: Option<&[f32]>) -> V
             kernels.dot_rows(&keys, seen.clone(), query, &mut scores);
             scores.iter_mut().for_each(|score| *score *= 1.0 / (a.head_dim as f32).sqrt());
             match sinks {
-                Some(sinks) => ops::softmax_with_sink_in_place(&mut scores, sinks[head]),
-                None => ops::softmax_in_place(&mut scores),
+                Some(sinks) => {
+                    tierkeep_kernels::ops::softmax_with_sink_in_place(&mut scores, sinks[head])
+                }
+                None => tierkeep_kernels::ops::softmax_in_place(&mut scores),
             }
             let mut out = vec![0.0; a.head_dim];
             kernels.accumulate_rows(&values, seen, &scores, &mut out);

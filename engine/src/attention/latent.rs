@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use tierkeep_kernels::{Kernels, Matrix, ops};
+use tierkeep_kernels::{Kernels, Matrix};
 use tierkeep_plans::spec::LatentAttention;
 
 use super::{ROWS_AT_ONCE, Small, indexer, largest_divisor};
@@ -264,7 +264,7 @@ impl Shared<'_> {
             );
             before += rows.len();
         }
-        scores.chunks_exact_mut(seen).for_each(ops::softmax_in_place);
+        scores.chunks_exact_mut(seen).for_each(|scores| self.kernels.softmax_in_place(scores));
         out.fill(0.0);
         let mut before = 0;
         for rows in Runs::of(selected, visible) {
